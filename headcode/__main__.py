@@ -1,0 +1,3 @@
+from headcode.cli import main
+
+main()

@@ -1,0 +1,80 @@
+"""The `headcode` command: one file per subcommand, each with a `Command` dataclass that has a `run` method."""
+
+import contextlib
+import importlib
+import io
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Sequence
+
+# name -> what it is for; the module of the same name is imported only when the command is used.
+COMMANDS = {
+    "demo": "See the hypernetwork inside an attention layer.",
+    "info": "Parameters, shapes and FLOPs of a checkpoint.",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point. A user's mistake ends with exit code 2 and one sentence, never a traceback."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return
+    if arguments[0] in ("-V", "--version"):
+        from headcode.version import __version__
+
+        print(f"headcode {__version__}")
+        return
+    name, rest = arguments[0], arguments[1:]
+    if name not in COMMANDS:
+        _fail(f"There is no command {name!r}; the commands are: {', '.join(COMMANDS)}.")
+    module = importlib.import_module(f"headcode.cli.{name}")
+    command = _parse(module.Command, name, module.__doc__ or "", rest)
+    try:
+        command.run()
+    except BrokenPipeError:
+        # The reader of our output (head, less) has gone: not an error worth a word.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        if os.environ.get("HEADCODE_TRACEBACK"):
+            raise
+        _fail(_one_line(error))
+
+
+def _parse(cls: type, name: str, doc: str, arguments: list[str]):  # type: ignore[no-untyped-def]
+    import tyro
+
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(cls, prog=f"headcode {name}", description=textwrap.dedent(doc), args=arguments)
+    except SystemExit as exit_:
+        if exit_.code in (0, None):
+            raise
+        words = re.sub(r"[^\x20-\x7e…×]+", " ", re.sub(r"\x1b\[[0-9;]*m", "", complaint.getvalue()))
+        words = re.sub(r"\s+", " ", words).strip()
+        words = re.sub(r"^Parsing error\s*|^Unrecognized options\s*", "", words)
+        _fail(words or f"headcode {name} could not read its arguments; see headcode {name} --help.")
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        where = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror}{where}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _fail(sentence: str) -> None:
+    print(f"headcode: {sentence}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {purpose}" for name, purpose in COMMANDS.items()]
+    return "\n".join(
+        ["usage: headcode COMMAND [options]", "", "Attention as a hypernetwork.", "", "commands:", *lines, ""]
+        + ["headcode COMMAND --help shows the options of a command and an example."]
+    )

@@ -1,0 +1,120 @@
+"""Frozen keyword-only dataclasses with strict JSON in and out: an unknown key, a wrong type or a NaN is an error."""
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+C = TypeVar("C", bound="Config")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Base of every configuration. Subclasses are frozen keyword-only dataclasses; `__post_init__` checks the types."""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            value = _coerce(getattr(self, field.name), hints[field.name], f"{type(self).__name__}.{field.name}")
+            object.__setattr__(self, field.name, value)
+
+    def replace(self: C, **changes: Any) -> C:
+        """A copy with some fields changed, checked again."""
+        unknown = sorted(set(changes) - {field.name for field in dataclasses.fields(self)})
+        if unknown:
+            raise ValueError(_unknown_keys(type(self), unknown))
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain Python: nested configs become dictionaries."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls: type[C], values: Mapping[str, Any]) -> C:
+        """The inverse of `to_dict`; an unknown or missing key is an error."""
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{cls.__name__} is made from a mapping of its fields, got {type(values).__name__}.")
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        unknown = sorted(str(key) for key in set(values) - set(fields))
+        if unknown:
+            raise ValueError(_unknown_keys(cls, unknown))
+        missing = [
+            name
+            for name, field in fields.items()
+            if name not in values
+            and field.default is dataclasses.MISSING
+            and field.default_factory is dataclasses.MISSING
+        ]
+        if missing:
+            raise ValueError(f"{cls.__name__} needs {', '.join(missing)}: add what is missing.")
+        return cls(**dict(values))
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls: type[C], text: str) -> C:
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{cls.__name__} is not valid JSON: {error}.") from None
+        return cls.from_dict(values)
+
+    @classmethod
+    def load(cls: type[C], path: str | Path) -> C:
+        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+
+
+def _unknown_keys(cls: type, unknown: list[str]) -> str:
+    allowed = ", ".join(field.name for field in dataclasses.fields(cls))
+    return f"{cls.__name__} has no field {', '.join(map(repr, unknown))}; it has: {allowed}."
+
+
+def _coerce(value: Any, annotation: Any, name: str) -> Any:
+    """`value` as its annotation demands (an int may stand for a float, a list for a tuple), or one clear sentence."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        errors = []
+        for option in (a for a in arguments if a is not type(None)):
+            try:
+                return _coerce(value, option, name)
+            except ValueError as error:
+                errors.append(error)
+        raise errors[0] if len(errors) == 1 else _wrong(name, annotation, value)
+    if origin is typing.Literal:
+        if value not in arguments or isinstance(value, bool) != any(isinstance(a, bool) for a in arguments):
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, arguments))}, got {value!r}.")
+        return value
+    if origin is tuple:
+        if not isinstance(value, (tuple, list)):
+            raise _wrong(name, annotation, value)
+        item = arguments[0]
+        return tuple(_coerce(entry, item, f"{name}[{i}]") for i, entry in enumerate(value))
+    if dataclasses.is_dataclass(annotation):
+        if isinstance(value, annotation):
+            return value
+        if isinstance(value, Mapping) and issubclass(annotation, Config):
+            return annotation.from_dict(value)
+        raise _wrong(name, annotation, value)
+    if annotation is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number, got {value}.")
+        return float(value)
+    if annotation is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if annotation in (str, bool, dict) and isinstance(value, annotation):
+        return value
+    if annotation is Any:
+        return value
+    raise _wrong(name, annotation, value)
+
+
+def _wrong(name: str, annotation: Any, value: Any) -> ValueError:
+    wanted = getattr(annotation, "__name__", None) if typing.get_origin(annotation) is None else None
+    return ValueError(f"{name} must be {wanted or str(annotation)}, got {value!r} ({type(value).__name__}).")
