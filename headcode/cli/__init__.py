@@ -75,6 +75,14 @@ def _overview() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {purpose}" for name, purpose in COMMANDS.items()]
     return "\n".join(
-        ["usage: headcode COMMAND [options]", "", "Attention as a hypernetwork.", "", "commands:", *lines, ""]
-        + ["headcode COMMAND --help shows the options of a command and an example."]
+        [
+            "usage: headcode COMMAND [options]",
+            "",
+            "Attention as a hypernetwork.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "headcode COMMAND --help shows the options of a command and an example.",
+        ]
     )

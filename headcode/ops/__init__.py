@@ -1,0 +1,171 @@
+"""`hyper_attention`: attention whose per-pair codes configure a value network. Checks, backend choice, and the call.
+
+Layout (batch, head, length, dim) as in torch's scaled_dot_product_attention. See `reference.py` for the mathematics.
+"""
+
+import torch
+from torch import Tensor
+
+from headcode.ops import reference
+from headcode.ops.backends import BackendChoice, Problem, choose_backend
+from headcode.ops.checks import Call, check_call
+from headcode.ops.recurrent import linear_attention_recurrent
+from headcode.ops.registry import METHODS, NORMS, POOLINGS, VALUE_NETS, Method, Norm, ValueNet
+
+__all__ = [
+    "METHODS",
+    "NORMS",
+    "POOLINGS",
+    "VALUE_NETS",
+    "BackendChoice",
+    "Method",
+    "Norm",
+    "ValueNet",
+    "attention_codes",
+    "explain_backend",
+    "hyper_attention",
+    "linear_attention_recurrent",
+]
+
+
+def hyper_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    relative_bias: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    norm: str = "rms_head",
+    value_net: str = "relu",
+    pooling: str = "sum",
+    dropout: float = 0.0,
+    dropout_seed: int | None = None,
+    query_offset: int | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Attention as a hypernetwork: (B, H, Tq, Dv).
+
+        s[h,q,k] = scale · q[h,q]·k[h,k] + bias          z = norm(s), the code of the pair (q, k)
+        linear:     o[h,q] = Σ_k z[h,q,k] v[h,k]
+        two-layer:  o[h,q] = Σ_k z[h,q,k] φ(Σ_g z[g,q,k] v[g,k])
+
+    Shapes: q (B, H, Tq, Dk), k (B, H, Tk, Dk), v (B, H, Tk, Dv), or 2·Dv channels for value_net="swiglu".
+
+    Args:
+        mask: broadcastable to (B, 1, Tq, Tk), shared by the heads. Boolean: True means keep. Floating: added to the
+            scores, and -inf means masked. A masked pair has code 0; a query that sees no key has output 0.
+        bias: added to the scores, broadcastable to (B, H, Tq, Tk).
+        relative_bias: (H, Tq+Tk-1), added to the scores; entry [h, k - q + Tq - 1], q and k counted from 0.
+        causal: query i, at position `query_offset + i`, sees the keys up to its own position.
+        scale: 1/sqrt(Dk) unless given.
+        norm: one of NORMS. value_net: one of VALUE_NETS. pooling: over keys, `sum`, `mean` or `max`.
+        dropout: the share of (query, key) pairs whose code is zeroed, the same pairs for every batch entry and head;
+            the others are scaled by 1/(1-dropout). A hash of (dropout_seed, position, key) decides, so that every
+            backend drops the same pairs. With no seed, one is drawn from torch's global generator.
+        query_offset: the position of the first query among the keys. By default the last query stands at the last
+            key: Tk - Tq.
+        backend: `auto`, `reference`, `chunked`, …; `explain_backend` says what `auto` takes and why.
+
+    Example:
+        >>> q = k = v = torch.randn(2, 8, 5, 4)
+        >>> hyper_attention(q, k, v, norm="rms_head", value_net="relu").shape
+        torch.Size([2, 8, 5, 4])
+    """
+    call = check_call(
+        q, k, v, mask, bias, relative_bias, causal, scale, norm, value_net, pooling, dropout, dropout_seed, query_offset
+    )
+    choice = choose_backend(_problem(call), backend)
+    if choice.name == "reference":
+        return reference.hyper_attention(*call.tensors, **call.options)
+    from headcode.ops.registration import hyper_attention as registered
+
+    return registered(*call.tensors, *call.options.values(), choice.name)[0]
+
+
+def attention_codes(
+    q: Tensor,
+    k: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    relative_bias: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    norm: str = "rms_head",
+    query_offset: int | None = None,
+) -> Tensor:
+    """The codes that `hyper_attention` would use, before dropout: (B, H, Tq, Tk), differentiable.
+
+    The code of the pair (q, k) is `codes[b, :, q, k]`, H numbers. Half-precision inputs give float32 codes.
+    """
+    call = check_call(
+        q, k, None, mask, bias, relative_bias, causal, scale, norm, "linear", "sum", 0.0, None, query_offset
+    )
+    _, _, _, mask, bias, relative_bias = call.tensors
+    options = {name: call.options[name] for name in ("causal", "scale", "norm", "query_offset")}
+    return reference.attention_codes(q, k, mask, bias, relative_bias, **options)  # type: ignore[arg-type]
+
+
+def explain_backend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    relative_bias: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    norm: str = "rms_head",
+    value_net: str = "relu",
+    pooling: str = "sum",
+    dropout: float = 0.0,
+    dropout_seed: int | None = None,
+    query_offset: int | None = None,
+    backend: str = "auto",
+) -> BackendChoice:
+    """Which backend the same call of `hyper_attention` would take, why, and why not the others.
+
+    Example:
+        >>> q = k = v = torch.randn(2, 8, 5, 4)
+        >>> explain_backend(q, k, v, backend="reference").name
+        'reference'
+    """
+    seed = 0 if dropout_seed is None else dropout_seed
+    call = check_call(
+        q, k, v, mask, bias, relative_bias, causal, scale, norm, value_net, pooling, dropout, seed, query_offset
+    )
+    return choose_backend(_problem(call), backend)
+
+
+def _problem(call: Call) -> Problem:
+    q, k, v, mask, bias, relative_bias = call.tensors
+    assert v is not None
+    if mask is None:
+        mask_kind = "none"
+    else:
+        mask_kind = "key_padding" if mask.shape[2] == 1 else "dense"
+    return Problem(
+        batch=q.shape[0],
+        heads=q.shape[1],
+        queries=q.shape[2],
+        keys=k.shape[2],
+        qk_width=q.shape[3],
+        v_width=v.shape[3],
+        dtype=q.dtype,
+        device=q.device.type,
+        norm=call.options["norm"],
+        value_net=call.options["value_net"],
+        pooling=call.options["pooling"],
+        mask=mask_kind,
+        dense_bias=bias is not None,
+        relative_bias=relative_bias is not None,
+        causal=call.options["causal"],
+        dropout=call.options["dropout"] > 0,
+        aligned=call.options["query_offset"] == k.shape[2] - q.shape[2],
+        needs_grad=torch.is_grad_enabled()
+        and any(t is not None and t.requires_grad for t in (q, k, v, bias, relative_bias)),
+    )

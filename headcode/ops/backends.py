@@ -1,0 +1,115 @@
+"""Which backend serves a call: one visible function, and its reasons."""
+
+import importlib.util
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+logger = logging.getLogger("headcode")
+
+CHUNKED_FROM_ELEMENTS = 2**24
+"""`auto` prefers `chunked` to `reference` where the reference's largest intermediate would exceed this many numbers."""
+
+
+class Problem(NamedTuple):
+    """What decides whether a backend can serve a call, and how well."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    qk_width: int
+    v_width: int
+    dtype: torch.dtype
+    device: str
+    norm: str
+    value_net: str
+    pooling: str
+    mask: str
+    """`none`, `key_padding` (the same for every query) or `dense`."""
+    dense_bias: bool
+    relative_bias: bool
+    causal: bool
+    dropout: bool
+    aligned: bool
+    """The last query stands at the last key."""
+    needs_grad: bool
+
+
+class BackendChoice(NamedTuple):
+    """The answer of `explain_backend`."""
+
+    name: str
+    reason: str
+    rejected: dict[str, str]
+    """Every other backend, and why it was not taken."""
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [f"{self.name}: {self.reason}", *(f"not {name}: {why}" for name, why in self.rejected.items())]
+        )
+
+
+def _serves_all(problem: Problem) -> str | None:
+    return None
+
+
+def _not_here(problem: Problem) -> str | None:
+    return "this version has no such kernel yet"
+
+
+# name -> the function that says why the backend cannot serve a problem (None: it can), best first.
+CANDIDATES: dict[str, Callable[[Problem], str | None]] = {
+    "triton": _not_here,
+    "cpu": _not_here,
+    "chunked": _serves_all,
+    "reference": _serves_all,
+}
+
+
+def choose_backend(problem: Problem, requested: str = "auto") -> BackendChoice:
+    """`requested` if it can serve, or an error that says why not; for `auto`, the fastest that can."""
+    if requested == "auto":
+        return _choose_automatically(problem)
+    if not isinstance(requested, str) or requested not in CANDIDATES:
+        raise ValueError(f"backend must be one of auto, {', '.join(sorted(CANDIDATES))}, got {requested!r}.")
+    if why := CANDIDATES[requested](problem):
+        raise ValueError(f"backend {requested!r} cannot serve this call: {why}; use backend='auto'.")
+    return BackendChoice(requested, "asked for", {name: "not asked for" for name in CANDIDATES if name != requested})
+
+
+def _choose_automatically(problem: Problem) -> BackendChoice:
+    rejected: dict[str, str] = {}
+    for name in ("triton", "cpu"):
+        why = CANDIDATES[name](problem)
+        if why is None:
+            rest = {other: f"{name} is faster here" for other in CANDIDATES if other != name and other not in rejected}
+            return _announce(BackendChoice(name, f"fused kernel for {problem.device}", {**rejected, **rest}))
+        rejected[name] = why
+    linear = problem.value_net == "linear"
+    per_pair = problem.heads if linear else max(problem.heads, problem.v_width)
+    if problem.pooling == "max":
+        per_pair = problem.heads * problem.v_width
+    elements = problem.batch * problem.queries * problem.keys * per_pair
+    if elements > CHUNKED_FROM_ELEMENTS:
+        reason = f"the reference would hold {elements:,} numbers at once"
+        return _announce(BackendChoice("chunked", reason, {**rejected, "reference": reason}))
+    small = f"small enough to hold all pairs at once ({elements:,} numbers)"
+    return _announce(BackendChoice("reference", small, {**rejected, "chunked": small}))
+
+
+_announced: set[str] = set()
+
+
+def _announce(choice: BackendChoice) -> BackendChoice:
+    """Logged once per backend and process; silent while torch.compile traces, which cannot log."""
+    if not torch.compiler.is_compiling() and choice.name not in _announced:
+        _announced.add(choice.name)
+        logger.info("hyper_attention uses the %s backend: %s", choice.name, choice.reason)
+    return choice
+
+
+def installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

@@ -1,0 +1,181 @@
+"""Arguments of the op, checked and brought to one form. Every complaint is a sentence with a way out."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headcode.ops.registry import NORMS, POOLINGS, VALUE_NETS
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class Call(NamedTuple):
+    """What the backends get: q, k, v, boolean mask, dense bias, band; and the options, in the registered op's order."""
+
+    tensors: tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+    options: dict[str, Any]
+
+
+def check_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    relative_bias: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    norm: str,
+    value_net: str,
+    pooling: str,
+    dropout: float,
+    dropout_seed: int | None,
+    query_offset: int | None,
+) -> Call:
+    _check_choice("norm", norm, NORMS)
+    _check_choice("value_net", value_net, VALUE_NETS)
+    _check_choice("pooling", pooling, POOLINGS)
+    _check_tensors(q, k, v, bias, relative_bias)
+    _check_shapes(q, k, v, value_net)
+    batch, heads, num_queries, width = q.shape
+    num_keys = k.shape[2]
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal must be True or False, got {causal!r}.")
+    bias = _as_four_axes("bias", bias, (batch, heads, num_queries, num_keys), q)
+    mask, bias = _split_mask(mask, bias, (batch, 1, num_queries, num_keys), q)
+    if relative_bias is not None:
+        expected = (heads, max(num_queries + num_keys - 1, 0))
+        if tuple(relative_bias.shape) != expected:
+            raise ValueError(
+                f"relative_bias must have shape (heads, queries + keys - 1) = {expected}, "
+                f"got {tuple(relative_bias.shape)}; entry [h, k - q + queries - 1] is added to the score of (q, k)."
+            )
+    scale = 1 / math.sqrt(width) if scale is None else _number("scale", scale)
+    if not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number, got {scale}.")
+    dropout = _number("dropout", dropout)
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}.")
+    return Call(
+        (q, k, v, mask, bias, relative_bias),
+        {
+            "causal": causal,
+            "scale": scale,
+            "norm": norm,
+            "value_net": value_net,
+            "pooling": pooling,
+            "dropout": dropout,
+            "dropout_seed": _seed(dropout, dropout_seed),
+            "query_offset": num_keys - num_queries if query_offset is None else _integer("query_offset", query_offset),
+        },
+    )
+
+
+def _check_choice(name: str, given: Any, allowed: Any) -> None:
+    if not isinstance(given, str) or given not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {given!r}.")
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None, relative_bias: Tensor | None) -> None:
+    tensors = {"q": q, "k": k, "v": v, "bias": bias, "relative_bias": relative_bias}
+    for name, tensor in tensors.items():
+        if tensor is None and (name not in ("q", "k")):
+            continue
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}.")
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"{name} must be float32, float64, bfloat16 or float16, got {_name(tensor.dtype)}.")
+        if tensor.dtype != q.dtype:
+            raise TypeError(
+                f"{name} must have q's dtype {_name(q.dtype)}, got {_name(tensor.dtype)}; "
+                f"convert it with {name}.to(torch.{_name(q.dtype)})."
+            )
+        if tensor.device != q.device:
+            raise ValueError(f"{name} must be on q's device {q.device}, got {tensor.device}.")
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor | None, value_net: str) -> None:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor is not None and tensor.dim() != 4:
+            raise ValueError(f"{name} must have 4 axes (batch, head, length, dim), got shape {tuple(tensor.shape)}.")
+    if q.shape[1] == 0 or q.shape[3] == 0:
+        raise ValueError(f"q must have at least 1 head and width 1, got shape {tuple(q.shape)}.")
+    if k.shape[:2] != q.shape[:2] or k.shape[3] != q.shape[3]:
+        raise ValueError(
+            f"k must have q's batch, heads and width, ({q.shape[0]}, {q.shape[1]}, length, {q.shape[3]}), "
+            f"got shape {tuple(k.shape)}."
+        )
+    if v is None:
+        return
+    if v.shape[:3] != k.shape[:3]:
+        raise ValueError(
+            f"v must have k's batch, heads and length, ({k.shape[0]}, {k.shape[1]}, {k.shape[2]}, dim), "
+            f"got shape {tuple(v.shape)}."
+        )
+    if v.shape[3] == 0:
+        raise ValueError(f"v must have width at least 1, got shape {tuple(v.shape)}.")
+    if VALUE_NETS[value_net].gated and v.shape[3] % 2:
+        raise ValueError(f"v must have an even width for value_net={value_net!r} (gate, signal), got {v.shape[3]}.")
+
+
+def _split_mask(
+    mask: Tensor | None, bias: Tensor | None, shape: tuple[int, ...], q: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """A boolean mask, and the bias with the finite part of a floating mask in it."""
+    if mask is None:
+        return None, bias
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask must be a torch.Tensor, got {type(mask).__name__}.")
+    if mask.dtype != torch.bool and mask.dtype != q.dtype:
+        raise TypeError(
+            f"mask must be boolean (True means keep) or have q's dtype {_name(q.dtype)} (added to the scores), "
+            f"got {_name(mask.dtype)}; convert it with mask.bool()."
+        )
+    if mask.device != q.device:
+        raise ValueError(f"mask must be on q's device {q.device}, got {mask.device}.")
+    mask = _as_four_axes("mask", mask, shape, q)
+    assert mask is not None
+    if mask.dtype == torch.bool:
+        return mask, bias
+    visible = mask != float("-inf")
+    finite = mask.masked_fill(~visible, 0.0)
+    return visible, finite if bias is None else bias + finite
+
+
+def _as_four_axes(name: str, tensor: Tensor | None, shape: tuple[int, ...], q: Tensor) -> Tensor | None:
+    """`tensor` with 4 axes, each of size 1 or as in `shape` (batch, head, query, key)."""
+    if tensor is None:
+        return None
+    sizes = tuple(tensor.shape)
+    padded = (1,) * (4 - len(sizes)) + sizes
+    if len(sizes) > 4 or any(size not in (1, full) for size, full in zip(padded, shape, strict=True)):
+        hint = "; masks are shared by the heads, use bias for one head" if name == "mask" else ""
+        raise ValueError(f"{name} must be broadcastable to {shape} (batch, head, query, key), got shape {sizes}{hint}.")
+    return tensor.reshape(padded)
+
+
+def _seed(dropout: float, seed: int | None) -> int:
+    if seed is None:
+        return int(torch.randint(2**63 - 1, ())) if dropout > 0 else 0
+    seed = _integer("dropout_seed", seed)
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"dropout_seed must be from 0 to 2**63 - 1, got {seed}.")
+    return seed
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
+        raise TypeError(f"{name} must be a number, got {value!r}.")
+    return float(value)
+
+
+def _integer(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{name} must be an integer, got {value!r}.")
+    return value  # type: ignore[return-value]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

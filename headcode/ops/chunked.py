@@ -1,0 +1,253 @@
+"""The op on any device with bounded memory: a few queries at a time, everything recomputed in the backward pass.
+
+Forward runs the reference on one chunk of (batch, query) rows at a time. Backward repeats the chunk's forward and
+applies the chain rule by hand, so nothing of size Tq×Tk outlives a chunk.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headcode.ops import reference
+from headcode.ops.dropout import keep_mask
+from headcode.ops.registry import NORMS, VALUE_NETS
+
+CHUNK_ELEMENTS = 2**20
+"""How many numbers one intermediate of a chunk may hold (at least one query row is always taken)."""
+
+
+def unsupported(problem: Any) -> str | None:
+    """Why this backend cannot serve a problem; it serves them all."""
+    return None
+
+
+def saved_shape(batch: int, heads: int, queries: int, norm: str) -> list[int]:
+    """Nothing is kept for the backward pass."""
+    return [0]
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    relative_bias: Tensor | None,
+    *,
+    out: Tensor,
+    saved: Tensor,
+    **options: Any,
+) -> None:
+    """Fill `out` (B, H, Tq, Dv)."""
+    for batch, queries in _chunks(q, k, v, options):
+        inputs = _slice(q, k, v, mask, bias, relative_bias, batch, queries)
+        offset = options["query_offset"] + queries.start
+        out[batch, :, queries] = reference.hyper_attention(*inputs, **{**options, "query_offset": offset})
+
+
+def backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    relative_bias: Tensor | None,
+    *,
+    out: Tensor,
+    saved: Tensor,
+    grad_q: Tensor,
+    grad_k: Tensor,
+    grad_v: Tensor,
+    grad_bias: Tensor | None,
+    grad_relative_bias: Tensor | None,
+    **options: Any,
+) -> None:
+    """Fill the gradients of q, k, v and, where asked for, of the biases."""
+    dtype = reference.compute_dtype(q.dtype)
+    total_k, total_v = (torch.zeros(t.shape, dtype=dtype, device=t.device) for t in (k, v))
+    totals = [None if t is None else torch.zeros(t.shape, dtype=dtype, device=t.device) for t in (bias, relative_bias)]
+    for batch, queries in _chunks(q, k, v, options):
+        inputs = _slice(q, k, v, mask, bias, relative_bias, batch, queries)
+        offset = options["query_offset"] + queries.start
+        chunk_q, chunk_k, chunk_v, grad_scores = _chunk_backward(
+            grad[batch, :, queries].to(dtype), *inputs, **{**options, "query_offset": offset}
+        )
+        grad_q[batch, :, queries] = chunk_q
+        total_k[batch] += chunk_k
+        total_v[batch] += chunk_v
+        total_bias, total_band = totals
+        if grad_bias is not None and total_bias is not None:
+            _rows(total_bias, batch, queries).add_(grad_scores.sum_to_size(_rows(total_bias, batch, queries).shape))
+        if grad_relative_bias is not None and total_band is not None:
+            _band(total_band, q.shape[2], queries, k.shape[2]).add_(_dense_to_band(grad_scores.sum(0)))
+    for gradient, total in ((grad_k, total_k), (grad_v, total_v), *zip((grad_bias, grad_relative_bias), totals)):
+        if gradient is not None and total is not None:
+            gradient.copy_(total)
+
+
+def _chunk_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    relative_bias: Tensor | None,
+    causal: bool,
+    scale: float,
+    norm: str,
+    value_net: str,
+    pooling: str,
+    dropout: float,
+    dropout_seed: int,
+    query_offset: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v and of the scores, for queries that fit in memory."""
+    q, k, v, bias, relative_bias = (None if t is None else t.to(grad.dtype) for t in (q, k, v, bias, relative_bias))
+    num_queries, num_keys = q.shape[2], k.shape[2]
+    visible = reference.visible_pairs(mask, causal, num_queries, num_keys, query_offset, q.device)
+    scores = reference.scores(q, k, bias, relative_bias, scale)
+    if visible is not None and NORMS[norm].over == "key":
+        blind = ~visible.any(-1, keepdim=True)
+        scores = scores.masked_fill(~visible, float("-inf")).masked_fill(blind, 0.0)
+    unmasked_codes = NORMS[norm].function(scores)
+    codes = unmasked_codes if visible is None else unmasked_codes.masked_fill(~visible, 0.0)
+    keep_scale = None
+    if dropout > 0:
+        keep_scale = keep_mask(dropout, dropout_seed, num_queries, num_keys, query_offset, q.device) / (1 - dropout)
+        codes = codes * keep_scale
+
+    grad_codes, grad_v = _apply_codes_backward(grad, codes, v, value_net, pooling, visible)
+    if keep_scale is not None:
+        grad_codes = grad_codes * keep_scale
+    if visible is not None:
+        grad_codes = grad_codes.masked_fill(~visible, 0.0)
+    grad_scores = _norm_backward(norm, scores, unmasked_codes, grad_codes)
+    if visible is not None:
+        grad_scores = grad_scores.masked_fill(~visible, 0.0)
+    grad_q = torch.einsum("bhqk,bhkd->bhqd", grad_scores, k) * scale
+    grad_k = torch.einsum("bhqk,bhqd->bhkd", grad_scores, q) * scale
+    return grad_q, grad_k, grad_v, grad_scores
+
+
+def _apply_codes_backward(
+    grad: Tensor, codes: Tensor, v: Tensor, value_net: str, pooling: str, visible: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Gradients of codes and v through the value networks and the pooling over keys."""
+    net = VALUE_NETS[value_net]
+    if pooling == "mean":
+        grad = grad / reference.key_count(visible, codes.shape[-1], grad)
+    if net.activation is None:
+        if pooling != "max":
+            return torch.einsum("bhqd,bhkd->bhqk", grad, v), torch.einsum("bhqk,bhqd->bhkd", codes, grad)
+        share = _max_share(grad, codes[..., None] * v[:, :, None], visible)  # (B, H, Tq, Tk, Dv)
+        return torch.einsum("bhqkd,bhkd->bhqk", share, v), torch.einsum("bhqk,bhqkd->bhkd", codes, share)
+
+    mixed = torch.einsum("bhqk,bhkd->bqkd", codes, v)
+    hidden, derivative = _hidden_with_derivative(mixed, value_net)
+    if pooling != "max":
+        grad_hidden = torch.einsum("bhqk,bhqd->bqkd", codes, grad)
+        grad_codes = torch.einsum("bhqd,bqkd->bhqk", grad, hidden)
+    else:
+        share = _max_share(grad, codes[..., None] * hidden[:, None], visible)
+        grad_hidden = torch.einsum("bhqk,bhqkd->bqkd", codes, share)
+        grad_codes = torch.einsum("bhqkd,bqkd->bhqk", share, hidden)
+    grad_mixed = derivative(grad_hidden)
+    grad_codes = grad_codes + torch.einsum("bqkd,bhkd->bhqk", grad_mixed, v)
+    return grad_codes, torch.einsum("bhqk,bqkd->bhkd", codes, grad_mixed)
+
+
+def _hidden_with_derivative(mixed: Tensor, value_net: str) -> tuple[Tensor, Any]:
+    """The hidden layer u(mixed), and the function that pulls a gradient of u back to mixed."""
+    net = VALUE_NETS[value_net]
+    assert net.activation is not None
+    gate, signal = mixed.chunk(2, -1) if net.gated else (mixed, None)
+    activated = net.activation(gate)
+    hidden = activated if signal is None else activated * signal
+
+    def pull_back(grad: Tensor) -> Tensor:
+        through = grad if signal is None else grad * signal
+        if net.derivative is None:
+            grad_gate = torch.func.vjp(net.activation, gate)[1](through)[0]
+        else:
+            grad_gate = through * net.derivative(gate)
+        return grad_gate if signal is None else torch.cat((grad_gate, grad * activated), -1)
+
+    return hidden, pull_back
+
+
+def _norm_backward(norm: str, scores: Tensor, codes: Tensor, grad: Tensor) -> Tensor:
+    entry = NORMS[norm]
+    if entry.backward is None:
+        return torch.func.vjp(entry.function, scores)[1](grad)[0]
+    return entry.backward(scores, codes, grad)
+
+
+def _max_share(grad: Tensor, contributions: Tensor, visible: Tensor | None) -> Tensor:
+    """Each key's share of the gradient of a maximum over keys; ties share evenly, as torch.amax does."""
+    if visible is not None:
+        contributions = contributions.masked_fill(~visible[..., None], float("-inf"))
+    wins = contributions == contributions.amax(3, keepdim=True)
+    if visible is not None:
+        wins = wins & visible[..., None]
+    return grad[:, :, :, None] * wins / wins.sum(3, keepdim=True).clamp(min=1)
+
+
+def _chunks(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Iterator[tuple[slice, slice]]:
+    """Slices of batch and queries whose intermediates stay below CHUNK_ELEMENTS."""
+    batch, heads, num_queries, num_keys, width = q.shape[0], q.shape[1], q.shape[2], k.shape[2], v.shape[3]
+    row = max(heads * width if options["pooling"] == "max" else max(heads, width), 1) * max(num_keys, 1)
+    rows = max(1, CHUNK_ELEMENTS // row)
+    query_step = min(rows, max(num_queries, 1))
+    batch_step = max(1, rows // max(num_queries, 1))
+    for b in range(0, batch, batch_step):
+        for i in range(0, num_queries, query_step):
+            yield slice(b, min(b + batch_step, batch)), slice(i, min(i + query_step, num_queries))
+
+
+def _slice(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    relative_bias: Tensor | None,
+    batch: slice,
+    queries: slice,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    return (
+        q[batch, :, queries],
+        k[batch],
+        v[batch],
+        None if mask is None else _rows(mask, batch, queries),
+        None if bias is None else _rows(bias, batch, queries),
+        None if relative_bias is None else _band(relative_bias, q.shape[2], queries, k.shape[2]),
+    )
+
+
+def _rows(t: Tensor, batch: slice, queries: slice) -> Tensor:
+    """A view of the chunk's rows of a 4-D tensor whose batch and query axes may be broadcast."""
+    t = t if t.shape[0] == 1 else t[batch]
+    return t if t.shape[2] == 1 else t[:, :, queries]
+
+
+def _band(band: Tensor, num_queries: int, queries: slice, num_keys: int) -> Tensor:
+    """A view of the part of the band (H, Tq+Tk-1) that the chunk's queries see: (H, rows+Tk-1)."""
+    start = num_queries - queries.stop
+    return band[:, start : start + (queries.stop - queries.start) + num_keys - 1]
+
+
+def _dense_to_band(dense: Tensor) -> Tensor:
+    """The transpose of `band_to_dense`: sums (H, Tq, Tk) along its diagonals, to (H, Tq+Tk-1)."""
+    heads, num_queries, num_keys = dense.shape
+    # Writing row q shifted by its place on the band turns diagonals into columns.
+    shifted = dense.new_zeros(heads, num_queries, num_queries + num_keys)
+    shifted[:, :, :num_keys] = dense.flip(1)
+    return (
+        shifted.view(heads, -1)[:, : num_queries * (num_queries + num_keys - 1)]
+        .view(heads, num_queries, num_queries + num_keys - 1)
+        .sum(1)
+    )

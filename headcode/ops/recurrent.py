@@ -1,0 +1,55 @@
+"""Linear attention as a fast-weight programmer: each key writes v kᵀ into a matrix, each query reads from it.
+
+Only for norm `none` with a linear value net, causal, and scores without a position bias: then
+
+    o[q] = scale Σ_{k ≤ q} v[k] (k[k]·q[q])  =  scale · S[q]ᵀ q[q],     S[q] = S[q-1] + k[q] v[q]ᵀ
+
+so a (Dk, Dv) state per head stands for the whole past. Rotary position is inside q and k and is allowed. A T5 band is
+not: it adds a term to every pair that no finite state carries.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+CHUNK = 64
+
+
+def linear_attention_recurrent(
+    q: Tensor, k: Tensor, v: Tensor, *, state: Tensor | None = None, scale: float | None = None, chunk: int = CHUNK
+) -> tuple[Tensor, Tensor]:
+    """The causal `linear` method without any T×T: output (B, H, T, Dv) and the state (B, H, Dk, Dv) after the last key.
+
+    Shapes: q, k (B, H, T, Dk), v (B, H, T, Dv), state (B, H, Dk, Dv) or None for an empty past.
+    `chunk` tokens are handled by one small masked product, the past before them by the state.
+
+    Example:
+        >>> q, k, v = (torch.randn(2, 3, 10, 4) for _ in range(3))
+        >>> whole, _ = linear_attention_recurrent(q, k, v)
+        >>> first, state = linear_attention_recurrent(q[:, :, :6], k[:, :, :6], v[:, :, :6])
+        >>> rest, _ = linear_attention_recurrent(q[:, :, 6:], k[:, :, 6:], v[:, :, 6:], state=state)
+        >>> torch.allclose(whole, torch.cat((first, rest), 2), atol=1e-5)
+        True
+    """
+    batch, heads, length, width = q.shape
+    if k.shape != q.shape or v.shape[:3] != q.shape[:3]:
+        raise ValueError(
+            f"q, k and v must have the same batch, heads and length, and q and k the same width, "
+            f"got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}."
+        )
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1, got {chunk}.")
+    shape = (batch, heads, width, v.shape[3])
+    if state is None:
+        state = v.new_zeros(shape)
+    elif tuple(state.shape) != shape:
+        raise ValueError(f"state must have shape (batch, heads, Dk, Dv) = {shape}, got {tuple(state.shape)}.")
+    q = q * (1 / math.sqrt(width) if scale is None else scale)
+    outputs = []
+    for start in range(0, length, chunk):
+        queries, keys, values = (t[:, :, start : start + chunk] for t in (q, k, v))
+        within = torch.tril(queries @ keys.transpose(-1, -2))  # (B, H, chunk, chunk)
+        outputs.append(queries @ state + within @ values)
+        state = state + keys.transpose(-1, -2) @ values
+    return (torch.cat(outputs, 2) if outputs else v.clone()), state

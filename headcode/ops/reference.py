@@ -1,0 +1,140 @@
+"""The op as the paper writes it: the readable truth that every kernel is held to.
+
+With scores s = q·k / sqrt(Dk) + bias, the code of a pair is z = norm(s), H numbers. The code configures the network
+that turns key k's token into a contribution to query q:
+
+    linear      o[h, q] = Σ_k z[h, q, k] v[h, k]
+    two-layer   u[q, k] = φ(Σ_h z[h, q, k] v[h, k])        o[h, q] = Σ_k z[h, q, k] u[q, k]
+
+Everything here materialises (B, H, Tq, Tk), and two-layer nets (B, Tq, Tk, Dv).
+"""
+
+import torch
+from torch import Tensor
+
+from headcode.ops.dropout import keep_mask
+from headcode.ops.registry import NORMS, VALUE_NETS
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Half precision is computed in float32 and rounded once, at the end."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def band_to_dense(band: Tensor, num_queries: int, num_keys: int) -> Tensor:
+    """(H, Tq+Tk-1) -> (H, Tq, Tk): entry [h, q, k] is band[h, k - q + Tq - 1]."""
+    if num_queries == 0 or num_keys == 0:
+        return band.new_zeros(band.shape[0], num_queries, num_keys)
+    return band.unfold(1, num_keys, 1).flip(1)
+
+
+def visible_pairs(
+    mask: Tensor | None, causal: bool, num_queries: int, num_keys: int, query_offset: int, device: torch.device
+) -> Tensor | None:
+    """The boolean mask of pairs that take part, broadcastable to (B, 1, Tq, Tk); None when all do."""
+    if not causal:
+        return mask
+    positions = torch.arange(num_queries, device=device) + query_offset
+    past = torch.arange(num_keys, device=device) <= positions[:, None]  # (Tq, Tk)
+    return past if mask is None else past & mask
+
+
+def scores(q: Tensor, k: Tensor, bias: Tensor | None, relative_bias: Tensor | None, scale: float) -> Tensor:
+    """(B, H, Tq, Tk)"""
+    result = torch.einsum("bhqd,bhkd->bhqk", q * scale, k)
+    if relative_bias is not None:
+        result = result + band_to_dense(relative_bias, q.shape[2], k.shape[2])
+    return result if bias is None else result + bias
+
+
+def normalise(score: Tensor, visible: Tensor | None, norm: str) -> Tensor:
+    """Scores to codes. A masked pair has code exactly 0; a row with no visible key is all 0, never NaN."""
+    function, over = NORMS[norm].function, NORMS[norm].over
+    if visible is None:
+        return function(score)
+    if over == "key":
+        # A row of only -inf has no softmax: such rows see zeros instead, and their codes are zeroed below.
+        blind = ~visible.any(-1, keepdim=True)
+        score = score.masked_fill(~visible, float("-inf")).masked_fill(blind, 0.0)
+    return function(score).masked_fill(~visible, 0.0)
+
+
+def hidden_layer(codes: Tensor, v: Tensor, value_net: str) -> Tensor:
+    """The hidden activations u[q, k] of every pair's two-layer value network: (B, Tq, Tk, Dv)."""
+    net = VALUE_NETS[value_net]
+    assert net.activation is not None
+    mixed = torch.einsum("bhqk,bhkd->bqkd", codes, v)
+    if not net.gated:
+        return net.activation(mixed)
+    gate, signal = mixed.chunk(2, -1)
+    return net.activation(gate) * signal
+
+
+def apply_codes(codes: Tensor, v: Tensor, value_net: str, pooling: str, visible: Tensor | None) -> Tensor:
+    """Run the value network that each pair's code configures and pool over the keys: (B, H, Tq, Dv)."""
+    linear = VALUE_NETS[value_net].activation is None
+    values = v if linear else hidden_layer(codes, v, value_net)
+    layout = "bhkd" if linear else "bqkd"
+    if pooling != "max":
+        out = torch.einsum(f"bhqk,{layout}->bhqd", codes, values)
+        return out if pooling == "sum" else out / key_count(visible, codes.shape[-1], out)
+    contributions = codes[..., None] * (values[:, :, None] if linear else values[:, None])  # (B, H, Tq, Tk, Dv)
+    if visible is not None:
+        contributions = contributions.masked_fill(~visible[..., None], float("-inf"))
+    # A query that sees no key has no maximum: its output is 0.
+    if contributions.shape[3] == 0:
+        return contributions.sum(3)
+    out = contributions.amax(3)
+    return out if visible is None else out.masked_fill(~visible.any(-1)[..., None], 0.0)
+
+
+def key_count(visible: Tensor | None, num_keys: int, like: Tensor) -> Tensor:
+    """How many keys each query sees, at least 1, broadcastable to (B, H, Tq, Dv)."""
+    if visible is None:
+        return torch.full((), max(num_keys, 1), dtype=like.dtype, device=like.device)
+    visible = visible.expand(*visible.shape[:-1], num_keys)
+    return visible.sum(-1).clamp(min=1).to(like.dtype)[..., None]
+
+
+def attention_codes(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    relative_bias: Tensor | None,
+    causal: bool,
+    scale: float,
+    norm: str,
+    query_offset: int,
+) -> Tensor:
+    """The codes z of every pair: (B, H, Tq, Tk)."""
+    dtype = compute_dtype(q.dtype)
+    q, k, bias, relative_bias = (None if t is None else t.to(dtype) for t in (q, k, bias, relative_bias))
+    visible = visible_pairs(mask, causal, q.shape[2], k.shape[2], query_offset, q.device)
+    return normalise(scores(q, k, bias, relative_bias, scale), visible, norm)
+
+
+def hyper_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    relative_bias: Tensor | None,
+    causal: bool,
+    scale: float,
+    norm: str,
+    value_net: str,
+    pooling: str,
+    dropout: float,
+    dropout_seed: int,
+    query_offset: int,
+) -> Tensor:
+    """The whole op: scores, codes, dropout, value networks, pooling."""
+    num_queries, num_keys = q.shape[2], k.shape[2]
+    codes = attention_codes(q, k, mask, bias, relative_bias, causal, scale, norm, query_offset)
+    if dropout > 0:
+        keep = keep_mask(dropout, dropout_seed, num_queries, num_keys, query_offset, q.device)
+        codes = codes * keep / (1 - dropout)
+    visible = visible_pairs(mask, causal, num_queries, num_keys, query_offset, q.device)
+    return apply_codes(codes, v.to(codes.dtype), value_net, pooling, visible).to(q.dtype)
