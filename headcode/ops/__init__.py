@@ -79,7 +79,7 @@ def hyper_attention(
     )
     choice = choose_backend(_problem(call), backend)
     if choice.name == "reference":
-        return reference.hyper_attention(*call.tensors, **call.options)
+        return reference.hyper_attention(*call.tensors, **call.options)  # type: ignore[arg-type]
     from headcode.ops.registration import hyper_attention as registered
 
     return registered(*call.tensors, *call.options.values(), choice.name)[0]
@@ -106,7 +106,7 @@ def attention_codes(
     )
     _, _, _, mask, bias, relative_bias = call.tensors
     options = {name: call.options[name] for name in ("causal", "scale", "norm", "query_offset")}
-    return reference.attention_codes(q, k, mask, bias, relative_bias, **options)  # type: ignore[arg-type]
+    return reference.attention_codes(q, k, mask, bias, relative_bias, **options)
 
 
 def explain_backend(
@@ -144,10 +144,7 @@ def explain_backend(
 def _problem(call: Call) -> Problem:
     q, k, v, mask, bias, relative_bias = call.tensors
     assert v is not None
-    if mask is None:
-        mask_kind = "none"
-    else:
-        mask_kind = "key_padding" if mask.shape[2] == 1 else "dense"
+    mask_kind = "none" if mask is None else "key_padding" if mask.shape[2] == 1 else "dense"
     return Problem(
         batch=q.shape[0],
         heads=q.shape[1],

@@ -68,7 +68,10 @@ def backward(
     """Fill the gradients of q, k, v and, where asked for, of the biases."""
     dtype = reference.compute_dtype(q.dtype)
     total_k, total_v = (torch.zeros(t.shape, dtype=dtype, device=t.device) for t in (k, v))
-    totals = [None if t is None else torch.zeros(t.shape, dtype=dtype, device=t.device) for t in (bias, relative_bias)]
+    total_bias, total_band = (
+        None if t is None else torch.zeros(t.shape, dtype=dtype, device=t.device)
+        for t in (grad_bias, grad_relative_bias)
+    )
     for batch, queries in _chunks(q, k, v, options):
         inputs = _slice(q, k, v, mask, bias, relative_bias, batch, queries)
         offset = options["query_offset"] + queries.start
@@ -78,12 +81,16 @@ def backward(
         grad_q[batch, :, queries] = chunk_q
         total_k[batch] += chunk_k
         total_v[batch] += chunk_v
-        total_bias, total_band = totals
-        if grad_bias is not None and total_bias is not None:
+        if total_bias is not None:
             _rows(total_bias, batch, queries).add_(grad_scores.sum_to_size(_rows(total_bias, batch, queries).shape))
-        if grad_relative_bias is not None and total_band is not None:
+        if total_band is not None:
             _band(total_band, q.shape[2], queries, k.shape[2]).add_(_dense_to_band(grad_scores.sum(0)))
-    for gradient, total in ((grad_k, total_k), (grad_v, total_v), *zip((grad_bias, grad_relative_bias), totals)):
+    for gradient, total in (
+        (grad_k, total_k),
+        (grad_v, total_v),
+        (grad_bias, total_bias),
+        (grad_relative_bias, total_band),
+    ):
         if gradient is not None and total is not None:
             gradient.copy_(total)
 
@@ -106,7 +113,8 @@ def _chunk_backward(
     query_offset: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and of the scores, for queries that fit in memory."""
-    q, k, v, bias, relative_bias = (None if t is None else t.to(grad.dtype) for t in (q, k, v, bias, relative_bias))
+    q, k, v = (t.to(grad.dtype) for t in (q, k, v))
+    bias, relative_bias = (None if t is None else t.to(grad.dtype) for t in (bias, relative_bias))
     num_queries, num_keys = q.shape[2], k.shape[2]
     visible = reference.visible_pairs(mask, causal, num_queries, num_keys, query_offset, q.device)
     scores = reference.scores(q, k, bias, relative_bias, scale)
@@ -163,15 +171,16 @@ def _apply_codes_backward(
 def _hidden_with_derivative(mixed: Tensor, value_net: str) -> tuple[Tensor, Any]:
     """The hidden layer u(mixed), and the function that pulls a gradient of u back to mixed."""
     net = VALUE_NETS[value_net]
-    assert net.activation is not None
+    activation = net.activation
+    assert activation is not None
     gate, signal = mixed.chunk(2, -1) if net.gated else (mixed, None)
-    activated = net.activation(gate)
+    activated = activation(gate)
     hidden = activated if signal is None else activated * signal
 
     def pull_back(grad: Tensor) -> Tensor:
         through = grad if signal is None else grad * signal
         if net.derivative is None:
-            grad_gate = torch.func.vjp(net.activation, gate)[1](through)[0]
+            grad_gate = torch.func.vjp(activation, gate)[1](through)[0]
         else:
             grad_gate = through * net.derivative(gate)
         return grad_gate if signal is None else torch.cat((grad_gate, grad * activated), -1)

@@ -109,7 +109,8 @@ def attention_codes(
 ) -> Tensor:
     """The codes z of every pair: (B, H, Tq, Tk)."""
     dtype = compute_dtype(q.dtype)
-    q, k, bias, relative_bias = (None if t is None else t.to(dtype) for t in (q, k, bias, relative_bias))
+    bias, relative_bias = (None if t is None else t.to(dtype) for t in (bias, relative_bias))
+    q, k = q.to(dtype), k.to(dtype)
     visible = visible_pairs(mask, causal, q.shape[2], k.shape[2], query_offset, q.device)
     return normalise(scores(q, k, bias, relative_bias, scale), visible, norm)
 
