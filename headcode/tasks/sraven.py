@@ -1,0 +1,263 @@
+"""SRAVEN: symbolic Raven matrices whose features hide behind a permutation in each column.
+
+A puzzle is a grid of panels; a panel shows each feature as one of `num_values` values. Every feature follows one rule
+along each row, all modulo the number of values:
+
+    0 constant   1 … 4 progression +1 +2 -1 -2   5 sum   6 difference   7 distribute
+
+On a 3×3 grid the last cell of a row is the sum of the first two, or the first minus the second; distribute has three
+distinct values in every row of the feature, each row in its own random order. On a larger grid sum and difference fold
+all the earlier cells (first plus, or minus, each of the others), and distribute has `grid` distinct values. With few
+values or a 2×2 grid some rules coincide (+2 and -2 modulo 4): they keep their own ids.
+
+Worked example, two features of 8 values with rules (+1, sum), positions swapped in the middle column:
+
+    (3, 1)  (5, 4)  (5, 6)        first feature 3 4 5, second 1 5 6
+    (7, 2)  (2, 0)  (1, 4)                      7 0 1         2 2 4
+    (0, 6)  (7, 1)  (?, ?)                      0 1 ?         6 7 ?   ->  the answer is (2, 5)
+
+The composition is the multiset of the features' rules; which feature has which rule is drawn at random.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headcode.tasks.base import MAX_COMPOSITIONS, Batch, Task, check_share, divide, whole_share
+
+RULE_NAMES = ("constant", "+1", "+2", "-1", "-2", "sum", "difference", "distribute")
+DISTRIBUTE = 7
+# Shares of aligned puzzles are compared with an integer of this many values.
+ALIGNED_STEPS = 2**31
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SRaven(Task):
+    """Symbolic Raven matrices, (B, grid²·num_features, num_values) one-hot -> (B, num_features) class ids.
+
+    Tokens are the panels row by row, and within a panel the feature positions; the last panel's tokens are zero.
+    `info` of a batch: `puzzles` (B, row, column, position) with the answer in the last panel, `rules` (B, feature),
+    `permutations` (B, column, position; position j of column c shows feature permutations[c, j]), `token_rules`
+    (B, token) the rule behind every token, `composition` (B,) the row of `compositions`, `aligned` (B,) whether the
+    columns share one permutation, `instance` (B,).
+
+    >>> task = SRaven()
+    >>> {split: len(ids) for split, ids in task.split_compositions.items()}
+    {'train': 248, 'iid': 248, 'compositional': 82}
+    >>> batch = task.sample("train", 0, 128)
+    >>> batch.x.shape, batch.y.shape
+    (torch.Size([128, 36, 8]), torch.Size([128, 4]))
+    """
+
+    name: ClassVar[str] = "sraven"
+    task_id: ClassVar[int] = 2
+    version: ClassVar[int] = 1
+    objective: ClassVar[str] = "classification"
+
+    num_features: int = 4
+    """Features of a panel, 1 to 12."""
+    num_values: int = 8
+    """Values of a feature, 2 to 128."""
+    grid: int = 3
+    """Rows and columns, 2 to 12."""
+    held_out: float = 0.25
+    """Share of the rule multisets that is held out as `compositional`."""
+    permute: bool = True
+    """Whether each column hides the features behind a permutation of its own."""
+    aligned: float | tuple[tuple[float, ...], ...] = 0.0
+    """Share of training puzzles whose columns share one permutation: a number, or a curriculum of knots
+    (instance number, share) with straight lines between them and the end shares beyond. Only `train` is ever aligned."""
+    rules: tuple[int, ...] | None = None
+    """The rule ids in use; None means all eight."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least, most in (("num_features", 1, 12), ("num_values", 2, 128), ("grid", 2, 12)):
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must lie in {least}..{most}, got {getattr(self, name)}.")
+        check_rules(self.rules, self.num_values, self.grid)
+        check_share("held_out", self.held_out)
+        for share in (knot[-1] for knot in self._aligned_knots()):
+            check_share("aligned", share)
+        if (count := math.comb(self.num_features + len(self.rule_ids) - 1, self.num_features)) > MAX_COMPOSITIONS:
+            raise ValueError(f"There are {count:,} rule multisets, more than {MAX_COMPOSITIONS:,}: use fewer features.")
+        _ = self.split_compositions  # a division that cannot be made is said here, not at the first sample
+
+    @property
+    def rule_ids(self) -> tuple[int, ...]:
+        """The rules in use, ascending."""
+        return tuple(range(len(RULE_NAMES))) if self.rules is None else tuple(sorted(self.rules))
+
+    @functools.cached_property
+    def compositions(self) -> np.ndarray:
+        """All multisets of rules, (composition, feature) ids, ascending within a row and row by row."""
+        multisets = itertools.combinations_with_replacement(self.rule_ids, self.num_features)
+        return np.array(list(multisets), dtype=np.int64)
+
+    @functools.cached_property
+    def split_compositions(self) -> dict[str, np.ndarray]:
+        count = len(self.compositions)
+        num_held_out = whole_share(self.held_out, count)
+        if num_held_out == count:
+            raise ValueError(f"held_out={self.held_out} leaves no composition to train on: use a smaller share.")
+        if self.held_out > 0 and num_held_out == 0:
+            raise ValueError(
+                f"held_out={self.held_out} of {count} compositions holds out none: use a larger share, or 0."
+            )
+        parts = np.array(self.rule_ids)
+        held_out = divide(
+            self._stream("split"), self.compositions, parts, num_held_out, part="rule", cover_held_out=True
+        )
+        splits = {"train": np.flatnonzero(~held_out), "iid": np.flatnonzero(~held_out)}
+        if num_held_out:
+            splits["compositional"] = np.flatnonzero(held_out)
+        return splits
+
+    @property
+    def input_dim(self) -> int:
+        return self.num_values
+
+    @property
+    def output_dim(self) -> int:
+        return self.num_values
+
+    @property
+    def sequence_length(self) -> int:
+        return self.grid**2 * self.num_features
+
+    @property
+    def queries(self) -> slice:
+        return slice(-self.num_features, None)
+
+    def aligned_share(self, numbers: np.ndarray) -> np.ndarray:
+        """The share of aligned training puzzles at each instance number.
+
+        >>> SRaven(aligned=[(0, 1.0), (1000, 0.0)]).aligned_share(np.array([0, 250, 5000])).tolist()
+        [1.0, 0.75, 0.0]
+        """
+        knots = self._aligned_knots()
+        share = np.full(len(numbers), knots[-1][1])
+        at = numbers.astype(np.float64)
+        # Single array operations: each is rounded alike everywhere, where one compiled formula may fuse them.
+        for (left, low), (right, high) in reversed(list(itertools.pairwise(knots))):
+            between = low + (high - low) * ((at - left) / (right - left))
+            share = np.where(at < right, between, share)
+        return np.where(at < knots[0][0], knots[0][1], share)
+
+    def encode(self, puzzles: np.ndarray | Tensor) -> Tensor:
+        """One-hot tokens of puzzles (N, row, column, position), the last panel zero: what a model takes as x."""
+        from headcode.tasks import _sraven_kernels as kernels
+
+        cells = np.ascontiguousarray(puzzles)
+        shape = (self.grid, self.grid, self.num_features)
+        if cells.ndim != 4 or cells.shape[1:] != shape:
+            raise ValueError(f"This task's puzzles have shape (N, {', '.join(map(str, shape))}), got {cells.shape}.")
+        visible = cells.reshape(len(cells), -1, self.num_features)[:, :-1]
+        if visible.size and not (visible.min() >= 0 and visible.max() < self.num_values):
+            raise ValueError(f"The visible cells must lie in 0..{self.num_values - 1}.")
+        x = np.zeros((len(cells), self.sequence_length, self.num_values), dtype=np.float32)
+        kernels.encode(cells, x)
+        return torch.from_numpy(x)
+
+    def raw(self, split: str, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        """Puzzles, rules, permutations, composition and aligned as NumPy arrays, without the tokens: the fast core."""
+        from headcode.tasks import _sraven_kernels as kernels
+
+        ids = self.split_compositions[self._checked_split(split)]
+        numbers = np.asarray(numbers, dtype=np.int64)
+        integers = self._stream(split).integers(numbers, self._bounds(len(ids)))
+        aligned = np.full(len(numbers), not self.permute)
+        if self.permute and split == "train" and self.aligned != 0.0:
+            aligned = integers[:, 2] < self.aligned_share(numbers) * ALIGNED_STEPS
+        size = (len(numbers), self.grid, self.num_features)
+        puzzles = np.empty((size[0], self.grid, *size[1:]), dtype=np.int8)
+        rules = np.empty((size[0], self.num_features), dtype=np.int64)
+        permutations = np.empty(size, dtype=np.int64)
+        multisets = self.compositions[ids]
+        kernels.build(integers, multisets, aligned, self.permute, self.num_values, puzzles, rules, permutations)
+        return {
+            "puzzles": puzzles,
+            "rules": rules,
+            "permutations": permutations,
+            "composition": ids[integers[:, 0]],
+            "aligned": aligned,
+        }
+
+    def _make(self, split: str, numbers: np.ndarray) -> Batch:
+        from headcode.tasks import _sraven_kernels as kernels
+
+        arrays = self.raw(split, numbers)
+        puzzles = arrays["puzzles"]
+        x = np.zeros((len(numbers), self.sequence_length, self.num_values), dtype=np.float32)
+        kernels.encode(puzzles, x)
+        token_rules = np.empty((len(numbers), self.sequence_length), dtype=np.int64)
+        kernels.label_tokens(arrays["rules"], arrays["permutations"], token_rules)
+        info = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        info |= {"token_rules": torch.from_numpy(token_rules), "instance": torch.from_numpy(numbers)}
+        return Batch(torch.from_numpy(x), torch.from_numpy(puzzles[:, -1, -1].astype(np.int64)), info)
+
+    def _bounds(self, num_compositions: int) -> list[int]:
+        """Bounds of an instance's draws: composition, rule order, aligned, one permutation per column; then per feature
+        the free values of each row, the picks of distribute's set, and its order in each row."""
+        orders = math.factorial(self.num_features)
+        picks = [max(self.num_values - k, 1) for k in range(self.grid)]
+        feature = [self.num_values] * (self.grid * (self.grid - 1)) + picks + [math.factorial(self.grid)] * self.grid
+        return [num_compositions, orders, ALIGNED_STEPS] + [orders] * self.grid + feature * self.num_features
+
+    def _aligned_knots(self) -> tuple[tuple[float, ...], ...]:
+        if isinstance(self.aligned, float):
+            return ((0.0, self.aligned),)
+        knots = self.aligned
+        if not knots or any(len(knot) != 2 for knot in knots):
+            raise ValueError(f"aligned is a share or a list of (instance, share) knots, got {knots}.")
+        if any(right[0] <= left[0] for left, right in itertools.pairwise(knots)):
+            raise ValueError(f"The knots of aligned must have rising instance numbers, got {[k[0] for k in knots]}.")
+        return knots
+
+    def score(self, prediction: Tensor, batch: Batch) -> dict[str, float]:
+        """Sums for `accuracy` (all features right) from logits (B, feature, value) or class ids (B, feature)."""
+        y = batch.y.cpu()
+        guess = prediction.detach().cpu()
+        if guess.shape == (*y.shape, self.num_values):
+            guess = guess.argmax(-1)
+        if guess.shape != y.shape:
+            raise ValueError(
+                f"score takes logits {(*y.shape, self.num_values)} or class ids {tuple(y.shape)}, "
+                f"got shape {tuple(prediction.shape)}."
+            )
+        right = guess == y
+        return {
+            "count": float(len(y)),
+            "all_right": float(right.all(dim=1).sum()),
+            "features_right": float(right.sum()),
+        }
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """`accuracy`: all features right; `feature_accuracy`: the mean over features."""
+        count = sums["count"]
+        return {
+            "accuracy": sums["all_right"] / count,
+            "feature_accuracy": sums["features_right"] / (count * self.num_features),
+        }
+
+
+def check_rules(rules: tuple[int, ...] | None, num_values: int, grid: int) -> tuple[int, ...]:
+    """The rule ids in use, ascending, or one clear sentence."""
+    everything = tuple(range(len(RULE_NAMES)))
+    if rules is not None:
+        if not rules or len(set(rules)) != len(rules) or not set(rules) <= set(everything):
+            raise ValueError(f"rules must be distinct ids out of {everything}, at least one, got {tuple(rules)}.")
+    chosen = everything if rules is None else tuple(sorted(rules))
+    if DISTRIBUTE in chosen and num_values < grid:
+        raise ValueError(
+            f"The rule distribute ({DISTRIBUTE}) needs as many values as columns, got num_values={num_values} and "
+            f"grid={grid}: use more values, or leave it out with rules=(0, 1, 2, 3, 4, 5, 6)."
+        )
+    return chosen
