@@ -1,0 +1,18 @@
+"""headcode: attention as a hypernetwork, in PyTorch."""
+
+from headcode.nn import HyperAttention, ModelConfig, Transformer, capture_codes
+from headcode.nn.storage import load_model as load
+from headcode.ops import METHODS, attention_codes, hyper_attention
+from headcode.version import __version__
+
+__all__ = [
+    "METHODS",
+    "HyperAttention",
+    "ModelConfig",
+    "Transformer",
+    "__version__",
+    "attention_codes",
+    "capture_codes",
+    "hyper_attention",
+    "load",
+]

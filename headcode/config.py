@@ -96,10 +96,10 @@ def _coerce(value: Any, annotation: Any, name: str) -> Any:
             raise _wrong(name, annotation, value)
         item = arguments[0]
         return tuple(_coerce(entry, item, f"{name}[{i}]") for i, entry in enumerate(value))
-    if dataclasses.is_dataclass(annotation):
+    if isinstance(annotation, type) and issubclass(annotation, Config):
         if isinstance(value, annotation):
             return value
-        if isinstance(value, Mapping) and issubclass(annotation, Config):
+        if isinstance(value, Mapping):
             return annotation.from_dict(value)
         raise _wrong(name, annotation, value)
     if annotation is float and isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -1,0 +1,32 @@
+"""Layers, the transformer, and the view inside: codes and the networks they generate."""
+
+from headcode.nn.attention import HyperAttention
+from headcode.nn.cache import DecodingCache, FastWeightState, KeyValueCache
+from headcode.nn.capture import capture_codes
+from headcode.nn.config import ModelConfig
+from headcode.nn.feedforward import GeluFeedForward, SwigluFeedForward
+from headcode.nn.flops import flops_per_token, forward_flops
+from headcode.nn.hypernetwork import ValueNetwork, value_network
+from headcode.nn.position import RelativeBias
+from headcode.nn.storage import load_model, save_model
+from headcode.nn.transformer import Transformer, TransformerBlock
+
+__all__ = [
+    "DecodingCache",
+    "FastWeightState",
+    "GeluFeedForward",
+    "HyperAttention",
+    "KeyValueCache",
+    "ModelConfig",
+    "RelativeBias",
+    "SwigluFeedForward",
+    "Transformer",
+    "TransformerBlock",
+    "ValueNetwork",
+    "capture_codes",
+    "flops_per_token",
+    "forward_flops",
+    "load_model",
+    "save_model",
+    "value_network",
+]

@@ -1,0 +1,61 @@
+"""What a decoder remembers between tokens: keys and values, or the fast weights of linear attention."""
+
+import torch
+from torch import Tensor
+
+
+class KeyValueCache:
+    """Keys and values of one layer, appended to step by step in a buffer that doubles."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add (B, H, T, D) keys and values; returns all of them so far."""
+        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+            raise ValueError("A cache is for decoding, and gradients do not flow through it; use torch.no_grad().")
+        self._keys = self._grown(self._keys, k)
+        self._values = self._grown(self._values, v)
+        end = self.length + k.shape[2]
+        self._keys[:, :, self.length : end] = k
+        self._values[:, :, self.length : end] = v
+        self.length = end
+        return self._keys[:, :, :end], self._values[:, :, :end]
+
+    def _grown(self, buffer: Tensor | None, new: Tensor) -> Tensor:
+        batch, heads, length, width = new.shape
+        needed = self.length + length
+        if buffer is None:
+            return new.new_empty(batch, heads, needed, width)
+        if buffer.shape[0] != batch:
+            raise ValueError(f"The cache holds a batch of {buffer.shape[0]}, got {batch}; start a new cache.")
+        if buffer.shape[2] >= needed:
+            return buffer
+        bigger = buffer.new_empty(batch, heads, max(needed, 2 * buffer.shape[2]), width)
+        bigger[:, :, : self.length] = buffer[:, :, : self.length]
+        return bigger
+
+
+class FastWeightState:
+    """The (Dk, Dv) matrix per head that stands for the whole past of causal linear attention."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.state: Tensor | None = None
+
+
+LayerCache = KeyValueCache | FastWeightState
+
+
+class DecodingCache:
+    """One layer cache per layer of a Transformer; made by `Transformer.new_cache`."""
+
+    def __init__(self, layers: list[LayerCache]) -> None:
+        self.layers = layers
+
+    @property
+    def length(self) -> int:
+        """How many tokens have been seen."""
+        return self.layers[0].length if self.layers else 0

@@ -1,0 +1,87 @@
+"""`ModelConfig`: everything that makes a Transformer, checked when it is made."""
+
+import dataclasses
+
+from headcode.config import Config
+from headcode.nn.attention import check_choice, check_sizes, resolve_method, why_not_recurrent
+from headcode.nn.feedforward import FEEDFORWARDS
+from headcode.nn.position import POSITIONS
+from headcode.ops import POOLINGS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(Config):
+    """The sizes and choices of a Transformer. Widths are totals over the heads, as in the paper.
+
+    Input is continuous (`input_dim`) or tokens (`vocab_size`). With tokens and no `output_dim` the logits are read
+    with the transposed embedding.
+    """
+
+    input_dim: int | None = None
+    """Width of continuous inputs; give this or vocab_size."""
+    vocab_size: int | None = None
+    """Number of tokens; give this or input_dim."""
+    output_dim: int | None = None
+    """Width of the outputs; for tokens, None reads the logits with the embedding."""
+    max_length: int
+    """Sequence length N: the number of buckets of the relative bias, and of learned positions."""
+    method: str = "hyla"
+    """A named pair of norm and value net: softmax, linear, linear_rms, hyla, …"""
+    norm: str | None = None
+    """Overrides the method's norm."""
+    value_net: str | None = None
+    """Overrides the method's value net."""
+    pooling: str = "sum"
+    """Over keys: sum (the paper's), mean or max."""
+    dim: int = 128
+    num_layers: int = 2
+    num_heads: int = 8
+    qk_dim: int = 16
+    """Width of queries and keys, all heads together."""
+    v_dim: int = 16
+    """Width of values, all heads together."""
+    mlp_dim: int = 256
+    feedforward: str = "gelu"
+    """gelu (with biases) or swiglu (without)."""
+    position: str = "relative"
+    """relative (T5 band), rotary, sinusoidal, learned or none."""
+    causal: bool = False
+    qk_norm: bool = False
+    share_layers: bool = False
+    """One block applied num_layers times."""
+    attention_dropout: float = 0.0
+    """Share of (query, key) pairs dropped in training. The paper's runs use 0.1."""
+    recurrent: bool = False
+    """Compute the method `linear` as a fast-weight programmer, without T×T."""
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.input_dim is None) == (self.vocab_size is None):
+            raise ValueError(
+                f"ModelConfig needs input_dim (continuous inputs) or vocab_size (tokens), one of the two; "
+                f"got input_dim={self.input_dim} and vocab_size={self.vocab_size}."
+            )
+        if self.input_dim is not None and self.output_dim is None:
+            raise ValueError("ModelConfig needs output_dim when the inputs are continuous.")
+        names = ("dim", "num_layers", "num_heads", "qk_dim", "v_dim", "mlp_dim", "max_length")
+        optional = ("input_dim", "vocab_size", "output_dim")
+        given = [name for name in optional if getattr(self, name) is not None]
+        check_sizes({name: getattr(self, name) for name in (*names, *given)})
+        norm, value_net = resolve_method(self.method, self.norm, self.value_net)
+        check_choice("pooling", self.pooling, POOLINGS)
+        check_choice("feedforward", self.feedforward, FEEDFORWARDS)
+        check_choice("position", self.position, POSITIONS)
+        if self.position == "rotary" and (self.qk_dim // self.num_heads) % 2:
+            raise ValueError(
+                f"position 'rotary' needs an even head width, got qk_dim / num_heads = {self.qk_dim // self.num_heads}."
+            )
+        if not 0 <= self.attention_dropout < 1:
+            raise ValueError(f"attention_dropout must be at least 0 and below 1, got {self.attention_dropout}.")
+        check_choice("backend", self.backend, ("auto", "reference", "chunked", "cpu", "triton"))
+        if self.recurrent and (
+            reason := why_not_recurrent(
+                norm, value_net, self.pooling, self.causal, self.position, self.attention_dropout
+            )
+        ):
+            raise ValueError(f"recurrent=True is not possible: {reason}.")

@@ -1,0 +1,35 @@
+"""Arithmetic of a forward pass, counted from the config: 2 for every multiply-add of a matrix product.
+
+Norms, activations, biases and softmax are left out, as is usual. A causal model is charged for the pairs it sees.
+"""
+
+from headcode.nn.attention import resolve_method
+from headcode.nn.config import ModelConfig
+from headcode.ops import VALUE_NETS
+
+
+def forward_flops(config: ModelConfig, length: int, queries: slice | None = None) -> int:
+    """FLOPs of one sequence of `length` tokens; with `queries`, the last block computes only those outputs."""
+    _, value_net = resolve_method(config.method, config.norm, config.value_net)
+    net = VALUE_NETS[value_net]
+    value_dim = 2 * config.v_dim if net.gated else config.v_dim
+    feedforward = {"gelu": 2, "swiglu": 3}[config.feedforward] * config.dim * config.mlp_dim
+    positions = range(length)
+    total = 0 if config.input_dim is None else length * config.input_dim * config.dim
+    for layer in range(config.num_layers):
+        read = positions if queries is None or layer < config.num_layers - 1 else positions[queries]
+        pairs = sum(position + 1 for position in read) if config.causal else len(read) * length
+        total += length * config.dim * (config.qk_dim + value_dim)  # keys and values
+        total += len(read) * config.dim * config.qk_dim  # queries
+        total += pairs * config.qk_dim  # scores
+        total += pairs * config.v_dim if net.activation is None else pairs * (value_dim + config.v_dim)
+        total += len(read) * (config.v_dim * config.dim + feedforward)
+    read = positions if queries is None else positions[queries]
+    total += len(read) * config.dim * (config.output_dim or config.vocab_size or 0)
+    return 2 * total
+
+
+def flops_per_token(config: ModelConfig, length: int | None = None) -> float:
+    """FLOPs of a forward pass divided by its tokens, at the model's full length unless given."""
+    length = config.max_length if length is None else length
+    return forward_flops(config, length) / length

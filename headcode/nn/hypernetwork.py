@@ -1,0 +1,71 @@
+"""The hypernetwork view: the network that a code generates for one (query, key) pair, with its weights laid open."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from headcode.nn.attention import HyperAttention
+from headcode.ops import VALUE_NETS
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueNetwork:
+    """The generated networks of a batch of (query, key) pairs; the leading axes are those of the pairs.
+
+    Linear value nets have one layer, `weights[0]` (…, dim, context_dim); the others two, with the value net's
+    activation between them. Calling it applies each pair's network to that pair's key token.
+    """
+
+    weights: tuple[Tensor, ...]
+    biases: tuple[Tensor | None, ...]
+    """The output layer's bias of a two-layer net is None: the layer adds its output bias once per query."""
+    value_net: str
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Contributions (…, dim) of key tokens x (…, context_dim), without the layer's output bias."""
+        net = VALUE_NETS[self.value_net]
+        first = _affine(self.weights[0], self.biases[0], x)
+        if net.activation is None:
+            return first
+        if net.gated:
+            gate, signal = first.chunk(2, -1)
+            hidden = net.activation(gate) * signal
+        else:
+            hidden = net.activation(first)
+        return _affine(self.weights[1], self.biases[1], hidden)
+
+
+def value_network(layer: HyperAttention, codes: Tensor) -> ValueNetwork:
+    """The value networks that `codes` generate in `layer`.
+
+        linear:     W = Σ_h z_h W_out[h] W_value[h],   b = Σ_h z_h W_out[h] b_value[h]
+        two-layer:  W₁ = Σ_h z_h W_value[h],   b₁ = Σ_h z_h b_value[h],   W₂ = Σ_h z_h W_out[h]
+
+    Args:
+        codes: (B, H, queries, keys), as `capture_codes` and `attention_codes` give them, for the chosen pairs.
+
+    Returns:
+        Networks with leading axes (B, queries, keys). With `x` (B, keys, context_dim), `value_network(…)(x[:, None])`
+        is each key's contribution; their sum over keys plus `layer.output_proj.bias` is the layer's output.
+    """
+    if codes.dim() != 4 or codes.shape[1] != layer.num_heads:
+        raise ValueError(
+            f"codes must have shape (batch, {layer.num_heads} heads, queries, keys), got {tuple(codes.shape)}."
+        )
+    codes = codes.movedim(1, -1).to(layer.value_proj.weight.dtype)  # (B, queries, keys, H)
+    value_weight = layer.value_proj.weight.unflatten(0, (layer.num_heads, -1))  # (H, Dv, context_dim)
+    value_bias = None if layer.value_proj.bias is None else layer.value_proj.bias.unflatten(0, (layer.num_heads, -1))
+    output_weight = layer.output_proj.weight.unflatten(1, (layer.num_heads, -1)).transpose(0, 1)  # (H, dim, Dv)
+    if VALUE_NETS[layer.value_net].activation is None:
+        weight = torch.tensordot(codes, output_weight @ value_weight, 1)
+        bias = None if value_bias is None else codes @ (output_weight @ value_bias[..., None]).squeeze(-1)
+        return ValueNetwork((weight,), (bias,), layer.value_net)
+    first = torch.tensordot(codes, value_weight, 1)
+    second = torch.tensordot(codes, output_weight, 1)
+    return ValueNetwork((first, second), (None if value_bias is None else codes @ value_bias, None), layer.value_net)
+
+
+def _affine(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    product = (weight @ x[..., None]).squeeze(-1)
+    return product if bias is None else product + bias

@@ -1,0 +1,82 @@
+"""Where a token stands: T5's relative bias as a band, rotary, sinusoidal and learned positions."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+POSITIONS = ("relative", "rotary", "sinusoidal", "learned", "none")
+
+
+def relative_bucket(distance: int, num_buckets: int) -> int:
+    """The bucket of a key that lies `distance` before the query (0 for later keys): exact at first, then logarithmic.
+
+    With N buckets: n for n < N//2; beyond, N//2 + int(log(n/(N//2) + ε) / log(N/(N//2)) · (N - N//2)), at most N-1.
+
+    >>> [relative_bucket(n, 8) for n in (-3, 0, 3, 4, 5, 7, 100)]
+    [0, 0, 3, 4, 5, 7, 7]
+    """
+    distance = max(distance, 0)
+    exact = num_buckets // 2
+    if exact == 0 or distance < exact:
+        return min(distance, num_buckets - 1)
+    ratio = math.log(distance / exact + torch.finfo(torch.float32).eps) / math.log(num_buckets / exact)
+    return min(exact + int(ratio * (num_buckets - exact)), num_buckets - 1)
+
+
+class RelativeBias(nn.Module):
+    """T5's relative position bias: one table (head, bucket), read out as a band and never as a T×T matrix.
+
+    Unidirectional even without a causal mask: every later key shares bucket 0. The largest exact distance is the
+    number of buckets.
+    """
+
+    buckets: Tensor
+
+    def __init__(self, num_heads: int, num_buckets: int) -> None:
+        super().__init__()
+        if num_heads < 1 or num_buckets < 1:
+            raise ValueError(f"num_heads and num_buckets must be at least 1, got {num_heads} and {num_buckets}.")
+        self.num_buckets = num_buckets
+        self.table = nn.Parameter(torch.empty(num_heads, num_buckets))
+        # From a distance of num_buckets on, every key falls into the last bucket.
+        lookup = torch.tensor([relative_bucket(n, num_buckets) for n in range(num_buckets + 1)])
+        self.register_buffer("buckets", lookup, persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.table, std=math.sqrt(1 / self.num_buckets))
+
+    def forward(self, num_queries: int, num_keys: int, query_offset: int) -> Tensor:
+        """The band (H, Tq+Tk-1) that `hyper_attention` takes; query i stands at position `query_offset + i`."""
+        length = max(num_queries + num_keys - 1, 0)
+        last = query_offset + num_queries - 1
+        distances = last - torch.arange(length, device=self.table.device)
+        return self.table[:, self.buckets[distances.clamp(0, self.num_buckets)]]
+
+
+def rotate(x: Tensor, first_position: int, base: float = 10_000.0) -> Tensor:
+    """Rotary position: channel pairs (i, i + D/2) of (B, H, T, D) turned by position · base**(-2i/D)."""
+    width = x.shape[-1]
+    if width % 2:
+        raise ValueError(f"rotary position needs an even head width, got {width}; change qk_dim or num_heads.")
+    half = width // 2
+    # Angles in at least float32: in half precision positions beyond a few hundred would collapse.
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    frequencies = base ** (-torch.arange(half, device=x.device, dtype=dtype) / half)
+    positions = torch.arange(x.shape[2], device=x.device, dtype=dtype) + first_position
+    angles = positions[:, None] * frequencies  # (T, D/2)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    first, second = x[..., :half], x[..., half:]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def sinusoidal_positions(length: int, dim: int, first_position: int = 0, device: torch.device | None = None) -> Tensor:
+    """(T, dim): sines in the first half of the channels, cosines in the second, wavelengths from 2π to 10,000·2π."""
+    half = dim // 2
+    exponent = torch.arange(half, device=device, dtype=torch.float32) / max(half - 1, 1)
+    frequencies = torch.exp(-math.log(10_000.0) * exponent)
+    angles = (torch.arange(length, device=device, dtype=torch.float32) + first_position)[:, None] * frequencies
+    table = torch.zeros(length, dim, device=device)
+    table[:, :half], table[:, half : 2 * half] = angles.sin(), angles.cos()
+    return table

@@ -1,0 +1,59 @@
+"""Models as folders: `config.json` and `model.safetensors`, nothing that can run code."""
+
+import os
+from pathlib import Path
+
+from headcode.nn.config import ModelConfig
+from headcode.nn.transformer import Transformer
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+
+
+def save_model(model: Transformer, folder: str | Path) -> Path:
+    """Write the model's config and weights; each file appears whole or not at all."""
+    from safetensors.torch import save
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: tensor.detach().contiguous().cpu() for name, tensor in model.state_dict().items()}
+    _write(folder / WEIGHTS_FILE, save(state))
+    _write(folder / CONFIG_FILE, model.config.to_json().encode())
+    return folder
+
+
+def load_model(folder: str | Path) -> Transformer:
+    """The model that `save_model` wrote, in evaluation mode."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    folder = Path(folder)
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} is not a model folder: it has no {name}.")
+    config = ModelConfig.load(folder / CONFIG_FILE)
+    try:
+        state = load_file(folder / WEIGHTS_FILE)
+    except SafetensorError as error:
+        raise ValueError(f"{folder / WEIGHTS_FILE} is damaged: {error}.") from None
+    model = Transformer(config)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    if expected != found:
+        wrong = sorted(set(expected.items()) ^ set(found.items()))[0][0]
+        raise ValueError(f"{folder / WEIGHTS_FILE} does not belong to its {CONFIG_FILE}: {wrong} differs.")
+    dtype = next(iter(state.values())).dtype
+    model.to(dtype).load_state_dict(state)
+    return model.eval()
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

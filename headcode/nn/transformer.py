@@ -1,0 +1,185 @@
+"""The paper's transformer: pre-norm blocks, HyperAttention inside, outputs only where they are read."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from headcode.nn.attention import HyperAttention, resolve_method, why_not_recurrent
+from headcode.nn.cache import DecodingCache, FastWeightState, KeyValueCache, LayerCache
+from headcode.nn.config import ModelConfig
+from headcode.nn.feedforward import FEEDFORWARDS
+from headcode.nn.initialisation import reset_linear
+from headcode.nn.position import sinusoidal_positions
+
+NORM_EPSILON = 1e-6
+# Distinct layers need distinct dropout streams; the dropout hash mixes whatever seed it gets.
+_LAYER_SEED_STRIDE = 0x9E3779B9
+
+
+class TransformerBlock(nn.Module):
+    """x + attention(LN(x)), then x + feedforward(LN(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.dim, eps=NORM_EPSILON)
+        self.attention = HyperAttention(
+            config.dim,
+            config.num_heads,
+            method=config.method,
+            norm=config.norm,
+            value_net=config.value_net,
+            pooling=config.pooling,
+            qk_dim=config.qk_dim,
+            v_dim=config.v_dim,
+            position=config.position if config.position in ("relative", "rotary") else "none",
+            num_buckets=config.max_length,
+            causal=config.causal,
+            dropout=config.attention_dropout,
+            qk_norm=config.qk_norm,
+            recurrent=config.recurrent,
+            backend=config.backend,
+        )
+        self.feedforward_norm = nn.LayerNorm(config.dim, eps=NORM_EPSILON)
+        self.feedforward = FEEDFORWARDS[config.feedforward](config.dim, config.mlp_dim)
+
+    def forward(
+        self,
+        x: Tensor,
+        key_padding_mask: Tensor | None = None,
+        queries: slice | None = None,
+        cache: LayerCache | None = None,
+        dropout_seed: int | None = None,
+    ) -> Tensor:
+        attended = self.attention(
+            self.attention_norm(x),
+            key_padding_mask=key_padding_mask,
+            queries=queries,
+            cache=cache,
+            dropout_seed=dropout_seed,
+        )
+        x = attended + (x if queries is None else x[:, queries])
+        return x + self.feedforward(self.feedforward_norm(x))
+
+
+class Transformer(nn.Module):
+    """Encoder or causal decoder from a `ModelConfig`.
+
+    Shapes: continuous inputs (B, T, input_dim) or tokens (B, T) to (B, T, output_dim).
+
+    Example:
+        >>> config = ModelConfig(input_dim=5, output_dim=1, max_length=16, method="hyla")
+        >>> model = Transformer(config)
+        >>> model(torch.randn(3, 16, 5), queries=slice(-1, None)).shape
+        torch.Size([3, 1, 1])
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        if not isinstance(config, ModelConfig):
+            raise TypeError(f"Transformer is made from a ModelConfig, got {type(config).__name__}.")
+        self.config = config
+        self.embedding: nn.Linear | nn.Embedding
+        if config.vocab_size is None:
+            assert config.input_dim is not None
+            self.embedding = nn.Linear(config.input_dim, config.dim)
+        else:
+            self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        learned = config.position == "learned"
+        self.positions = nn.Parameter(torch.empty(config.max_length, config.dim)) if learned else None
+        distinct = 1 if config.share_layers else config.num_layers
+        self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(distinct))
+        self.final_norm = nn.LayerNorm(config.dim, eps=NORM_EPSILON)
+        self.output_proj = None if config.output_dim is None else nn.Linear(config.dim, config.output_dim)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if isinstance(self.embedding, nn.Embedding):
+            nn.init.normal_(self.embedding.weight, std=math.sqrt(1 / self.config.dim))
+        else:
+            reset_linear(self.embedding)
+        if self.positions is not None:
+            nn.init.normal_(self.positions, std=0.02)
+        if self.output_proj is not None:
+            reset_linear(self.output_proj)
+
+    def layers(self) -> list[TransformerBlock]:
+        """The block of each layer, in order; one block many times when layers are shared."""
+        blocks: list[TransformerBlock] = [block for block in self.blocks if isinstance(block, TransformerBlock)]
+        return blocks * self.config.num_layers if self.config.share_layers else blocks
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        queries: slice | None = None,
+        key_padding_mask: Tensor | None = None,
+        cache: DecodingCache | None = None,
+        dropout_seed: int | None = None,
+    ) -> Tensor:
+        """Outputs (B, T, output_dim), or of the positions in `queries` alone.
+
+        Args:
+            queries: a contiguous range of positions, for example slice(-4, None). Exact: the last block computes only
+                these, the earlier ones everything that they depend on.
+            key_padding_mask: boolean (B, T), True where a token is padding.
+            cache: from `new_cache`; `x` then continues the tokens seen so far.
+            dropout_seed: decides attention dropout in training; each layer derives its own.
+        """
+        self._check_input(x)
+        hidden = self._embed(x, 0 if cache is None else cache.length)
+        layers = self.layers()
+        for index, block in enumerate(layers):
+            hidden = block(
+                hidden,
+                key_padding_mask=key_padding_mask,
+                queries=queries if index == len(layers) - 1 else None,
+                cache=None if cache is None else cache.layers[index],
+                dropout_seed=None if dropout_seed is None else (dropout_seed + index * _LAYER_SEED_STRIDE) % 2**63,
+            )
+        hidden = self.final_norm(hidden)
+        if self.output_proj is not None:
+            return self.output_proj(hidden)
+        return hidden @ self.embedding.weight.T / math.sqrt(self.config.dim)
+
+    def new_cache(self, *, recurrent: bool | None = None) -> DecodingCache:
+        """An empty cache for decoding token by token. `recurrent` (for the method `linear`) keeps fast weights, of
+        constant size, in place of keys and values."""
+        config = self.config
+        if not config.causal:
+            raise ValueError("Decoding with a cache needs a causal model; set causal=True in its ModelConfig.")
+        recurrent = config.recurrent if recurrent is None else recurrent
+        norm, value_net = resolve_method(config.method, config.norm, config.value_net)
+        reason = why_not_recurrent(norm, value_net, config.pooling, config.causal, config.position, 0.0)
+        if recurrent and reason:
+            raise ValueError(f"recurrent=True is not possible: {reason}.")
+        return DecodingCache([FastWeightState() if recurrent else KeyValueCache() for _ in range(config.num_layers)])
+
+    def _embed(self, x: Tensor, first_position: int) -> Tensor:
+        hidden = self.embedding(x)
+        length = x.shape[1]
+        if self.config.position == "sinusoidal":
+            hidden = hidden + sinusoidal_positions(length, self.config.dim, first_position, x.device).to(hidden.dtype)
+        if self.positions is not None:
+            if first_position + length > self.config.max_length:
+                raise ValueError(
+                    f"Learned positions reach {self.config.max_length} tokens, got {first_position + length}; "
+                    f"shorten the input or make the model with a larger max_length."
+                )
+            hidden = hidden + self.positions[first_position : first_position + length]
+        return hidden
+
+    def _check_input(self, x: Tensor) -> None:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"The input must be a torch.Tensor, got {type(x).__name__}.")
+        if self.config.vocab_size is None:
+            if x.dim() != 3 or x.shape[2] != self.config.input_dim:
+                raise ValueError(
+                    f"The input must have shape (batch, length, {self.config.input_dim}), got {tuple(x.shape)}."
+                )
+            if x.dtype != self.embedding.weight.dtype and not torch.is_autocast_enabled(x.device.type):
+                raise TypeError(f"The input must have the model's dtype {self.embedding.weight.dtype}, got {x.dtype}.")
+        elif x.dim() != 2 or x.dtype not in (torch.int64, torch.int32):
+            raise ValueError(
+                f"The input must be integer tokens of shape (batch, length), got {x.dtype} {tuple(x.shape)}."
+            )
