@@ -8,4 +8,15 @@ from headcode.tasks.sraven import RULE_NAMES, SRaven
 
 TASKS: dict[str, type[Task]] = {task.name: task for task in (FuzzyLogic, SRaven)}
 
-__all__ = ["RULE_NAMES", "TASKS", "Batch", "FuzzyLogic", "SRaven", "Task", "TaskDataset", "TaskStream", "add_sums", "oracle"]
+__all__ = [
+    "RULE_NAMES",
+    "TASKS",
+    "Batch",
+    "FuzzyLogic",
+    "SRaven",
+    "Task",
+    "TaskDataset",
+    "TaskStream",
+    "add_sums",
+    "oracle",
+]

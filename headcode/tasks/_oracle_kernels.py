@@ -8,7 +8,7 @@ from headcode.tasks._sraven_kernels import DISTRIBUTE, STEPS, SUM
 
 @njit()
 def expected_value(cells, row, rule, num_values):  # type: ignore[no-untyped-def]
-    """What a rule other than distribute puts into the last cell of a row, or -1 if the earlier cells forbid the rule."""
+    """What a rule but distribute puts into the last cell of a row, or -1 if the earlier cells forbid it."""
     last = cells.shape[1] - 1
     if rule < SUM:
         step = STEPS[rule]
@@ -66,7 +66,7 @@ def rule_answer(cells, rule, num_values):  # type: ignore[no-untyped-def]
 def find_candidates(puzzle, rules, permuted, num_values, starts, chains, chain_rules, answers):  # type: ignore[no-untyped-def]
     """All (chain, rule) that fit, grouped by the chain's position in the last column.
 
-    A chain is one position per column. Those of last position j are starts[j] … starts[j+1]-1 of the buffers, which hold
+    A chain is one position per column. Those of last position j are starts[j] … starts[j+1]-1 of the buffers:
     chains (candidate, column), chain_rules and answers.
     """
     grid, num_features = puzzle.shape[0], puzzle.shape[2]
@@ -111,8 +111,8 @@ def cover(starts, chains, chain_rules, next_state, weights, paths, keep_paths, c
 
     next_state (state, rule) counts rules: a state is a multiset of the rules chosen so far, and weights (state,) is the
     probability of one explanation with that multiset, 0 where the prior excludes it. Gives the number of explanations,
-    the best one's weight and candidates, the answers (answer, position) with their masses (answer, 1), their number, and
-    with keep_paths the candidates of every explanation.
+    the best one's weight and candidates, the answers (answer, position) with their masses (answer, 1), their number,
+    and with keep_paths the candidates of every explanation.
     """
     num_features = len(starts) - 1
     grid = chains.shape[1]

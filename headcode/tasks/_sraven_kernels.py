@@ -12,25 +12,37 @@ SUM, DIFFERENCE, DISTRIBUTE = 5, 6, 7
 def shuffle(things, index):  # type: ignore[no-untyped-def]
     """Fisher and Yates with the digits of one integer below factorial(len(things)): every order has one integer."""
     for last in range(len(things) - 1, 0, -1):
-        chosen = index % (last + 1)
-        index = index // (last + 1)
+        rest = index // (last + 1)
+        chosen = index - rest * (last + 1)
+        index = rest
         things[last], things[chosen] = things[chosen], things[last]
 
 
 @njit()
+def wrap(value, num_values):  # type: ignore[no-untyped-def]
+    """value modulo num_values for a value at most num_values off; a comparison costs less than a division."""
+    if value >= num_values:
+        return value - num_values
+    if value < 0:
+        return value + num_values
+    return value
+
+
+@njit()
 def fill_row(row, rule, draws, num_values):  # type: ignore[no-untyped-def]
-    """One row of one feature under any rule but distribute; draws are len(row) - 1 values, of which a rule may use one."""
+    """One row of one feature under any rule but distribute; draws are len(row) - 1 values or more."""
     grid = len(row)
+    value = draws[0]
+    row[0] = value
     if rule < SUM:
-        for column in range(grid):
-            row[column] = (draws[0] + STEPS[rule] * column) % num_values
+        for column in range(1, grid):
+            value = wrap(value + STEPS[rule], num_values)
+            row[column] = value
         return
-    total = draws[0]
-    row[0] = draws[0]
     for column in range(1, grid - 1):
         row[column] = draws[column]
-        total = total + draws[column] if rule == SUM else total - draws[column]
-    row[grid - 1] = total % num_values
+        value = wrap(value + draws[column] if rule == SUM else value - draws[column], num_values)
+    row[grid - 1] = value
 
 
 @njit()

@@ -166,7 +166,7 @@ def add_sums(total: dict[str, float], sums: Mapping[str, float]) -> dict[str, fl
 
 
 def whole_share(share: float, count: int) -> int:
-    """The whole number of things in a share of `count`, rounded down; 0.29 of 100 is 29 in spite of binary fractions."""
+    """How many of `count` things a share is, rounded down; 0.29 of 100 is 29 in spite of binary fractions."""
     return int(share * count + 1e-9)
 
 
@@ -180,8 +180,9 @@ def divide(
 ) -> np.ndarray:
     """Which of the compositions are held out, drawn uniformly until every part occurs in training.
 
-    members is (composition, n), the part ids of each composition, and parts lists the ids that must occur; the result is
-    (composition,) with True for held out. With `cover_held_out` every part must occur among the held-out ones too.
+    members is (composition, n), the part ids of each composition, and parts lists the ids that must occur; the
+    result is (composition,) with True for held out. With `cover_held_out` every part must occur among the held-out
+    ones too.
     """
     count = len(members)
     held_out = np.zeros(count, dtype=bool)

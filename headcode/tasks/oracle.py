@@ -155,7 +155,7 @@ def explain(
     """Every explanation of one puzzle (row, column, position), most probable first."""
     from headcode.tasks import _oracle_kernels as kernels
 
-    cells, rule_ids = _checked(np.asarray(puzzle)[None], num_values, permuted, rules)
+    cells, rule_ids = _checked(puzzle[None], num_values, permuted, rules)
     grid, num_features = cells.shape[1], cells.shape[3]
     states, weights = _prior(num_values, grid, num_features, rule_ids, _as_tuples(compositions))
     room = (num_features**grid if permuted else num_features) * len(rule_ids)
@@ -192,7 +192,7 @@ def rule_likelihood(rule: int, num_values: int, grid: int) -> float:
 def _checked(
     puzzles: Any, num_values: int, permuted: bool, rules: Sequence[int] | None
 ) -> tuple[np.ndarray, tuple[int, ...]]:
-    cells = np.array(puzzles)
+    cells = puzzles.detach().cpu().numpy() if isinstance(puzzles, Tensor) else np.asarray(puzzles)
     if cells.ndim != 4 or cells.shape[1] != cells.shape[2] or cells.shape[1] < 2 or cells.shape[3] < 1:
         raise ValueError(f"Puzzles have the shape (N, row, column, position) with a square grid, got {cells.shape}.")
     if cells.dtype.kind not in "iu":
@@ -203,7 +203,7 @@ def _checked(
         raise ValueError(f"The visible cells must lie in 0..{num_values - 1}, got {cells.min()}..{cells.max()}.")
     if permuted and cells.shape[3] ** cells.shape[1] > MAX_CHAINS:
         raise ValueError(
-            f"{cells.shape[3]} features on a grid of {cells.shape[1]} have more than {MAX_CHAINS:,} chains of positions, "
+            f"{cells.shape[3]} features on a grid of {cells.shape[1]} have more than {MAX_CHAINS:,} chains, "
             "too many to search: use fewer features, or permuted=False."
         )
     return cells, check_rules(None if rules is None else tuple(map(int, rules)), num_values, cells.shape[1])
@@ -224,7 +224,7 @@ def _prior(
     rules: tuple[int, ...],
     compositions: tuple[tuple[int, ...], ...] | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """States that count rules, next_state (state, rule), and each state's weight of one explanation (0: not allowed)."""
+    """next_state (state, rule) of the states that count rules, and the weight of one explanation (0: not allowed)."""
     if compositions is not None and not all(len(m) == num_features and set(m) <= set(rules) for m in compositions):
         raise ValueError(f"compositions must be multisets of {num_features} rules out of {rules}.")
     allowed = None if compositions is None else set(compositions)
@@ -253,7 +253,7 @@ def _prior(
     weights = np.array([math.exp(value - peak) for value in logarithms])
     if any(weight == 0.0 and value > -math.inf for weight, value in zip(weights, logarithms, strict=True)):
         raise ValueError(
-            f"{num_features} features of {num_values} values on a grid of {grid}: the rules' likelihoods differ by more "
-            "than double precision holds; use a smaller task."
+            f"{num_features} features of {num_values} values on a grid of {grid}: the rules' likelihoods differ by "
+            "more than double precision holds; use a smaller task."
         )
     return np.array(rows, dtype=np.int64), weights

@@ -73,7 +73,7 @@ class SRaven(Task):
     """Whether each column hides the features behind a permutation of its own."""
     aligned: float | tuple[tuple[float, ...], ...] = 0.0
     """Share of training puzzles whose columns share one permutation: a number, or a curriculum of knots
-    (instance number, share) with straight lines between them and the end shares beyond. Only `train` is ever aligned."""
+    (instance number, share) with straight lines between them and the end shares beyond. Only `train` is aligned."""
     rules: tuple[int, ...] | None = None
     """The rule ids in use; None means all eight."""
 
@@ -170,9 +170,9 @@ class SRaven(Task):
         """Puzzles, rules, permutations, composition and aligned as NumPy arrays, without the tokens: the fast core."""
         from headcode.tasks import _sraven_kernels as kernels
 
-        ids = self.split_compositions[self._checked_split(split)]
+        ids, multisets, bounds = self._recipes[self._checked_split(split)]
         numbers = np.asarray(numbers, dtype=np.int64)
-        integers = self._stream(split).integers(numbers, self._bounds(len(ids)))
+        integers = self._stream(split).integers(numbers, bounds)
         aligned = np.full(len(numbers), not self.permute)
         if self.permute and split == "train" and self.aligned != 0.0:
             aligned = integers[:, 2] < self.aligned_share(numbers) * ALIGNED_STEPS
@@ -180,7 +180,6 @@ class SRaven(Task):
         puzzles = np.empty((size[0], self.grid, *size[1:]), dtype=np.int8)
         rules = np.empty((size[0], self.num_features), dtype=np.int64)
         permutations = np.empty(size, dtype=np.int64)
-        multisets = self.compositions[ids]
         kernels.build(integers, multisets, aligned, self.permute, self.num_values, puzzles, rules, permutations)
         return {
             "puzzles": puzzles,
@@ -202,6 +201,14 @@ class SRaven(Task):
         info = {name: torch.from_numpy(array) for name, array in arrays.items()}
         info |= {"token_rules": torch.from_numpy(token_rules), "instance": torch.from_numpy(numbers)}
         return Batch(torch.from_numpy(x), torch.from_numpy(puzzles[:, -1, -1].astype(np.int64)), info)
+
+    @functools.cached_property
+    def _recipes(self) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """For each split the ids of its compositions, their rules, and the bounds of an instance's draws."""
+        return {
+            split: (ids, self.compositions[ids], np.array(self._bounds(len(ids))))
+            for split, ids in self.split_compositions.items()
+        }
 
     def _bounds(self, num_compositions: int) -> list[int]:
         """Bounds of an instance's draws: composition, rule order, aligned, one permutation per column; then per feature
@@ -251,9 +258,8 @@ class SRaven(Task):
 def check_rules(rules: tuple[int, ...] | None, num_values: int, grid: int) -> tuple[int, ...]:
     """The rule ids in use, ascending, or one clear sentence."""
     everything = tuple(range(len(RULE_NAMES)))
-    if rules is not None:
-        if not rules or len(set(rules)) != len(rules) or not set(rules) <= set(everything):
-            raise ValueError(f"rules must be distinct ids out of {everything}, at least one, got {tuple(rules)}.")
+    if rules is not None and (not rules or len(set(rules)) != len(rules) or not set(rules) <= set(everything)):
+        raise ValueError(f"rules must be distinct ids out of {everything}, at least one, got {tuple(rules)}.")
     chosen = everything if rules is None else tuple(sorted(rules))
     if DISTRIBUTE in chosen and num_values < grid:
         raise ValueError(

@@ -51,7 +51,7 @@ class Stream:
         kernels.fill_words(words, numbers, tag, np.uint64(self.seed & 0xFFFFFFFF), np.uint64(self.seed >> 32))
         return words[:, :count]
 
-    def integers(self, numbers: np.ndarray | Sequence[int], bounds: Sequence[int]) -> np.ndarray:
+    def integers(self, numbers: np.ndarray | Sequence[int], bounds: np.ndarray | Sequence[int]) -> np.ndarray:
         """One integer below each bound for each of the numbered instances, (len(numbers), len(bounds)) int64."""
         return bounded(self.words(numbers, 2 * len(bounds)), bounds)
 
@@ -61,14 +61,15 @@ class Stream:
         return np.argsort(words[0::2] << np.uint64(32) | words[1::2], kind="stable")
 
 
-def bounded(words: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
+def bounded(words: np.ndarray, bounds: np.ndarray | Sequence[int]) -> np.ndarray:
     """Integers below `bounds` (each below 2**32) from pairs of words: (N, 2·draws) uint32 -> (N, draws) int64."""
     from headcode.tasks import _stream_kernels as kernels
 
-    if not all(1 <= bound <= MAX_BOUND for bound in bounds):
-        raise ValueError(f"Every bound of a random integer must lie in 1..2**32-1, got {list(bounds)}.")
+    limits = np.asarray(bounds, dtype=np.int64)
+    if limits.min() < 1 or limits.max() > MAX_BOUND:
+        raise ValueError(f"Every bound of a random integer must lie in 1..2**32-1, got {limits.tolist()}.")
     integers = np.empty((len(words), len(bounds)), dtype=np.int64)
-    kernels.fill_bounded(integers, words, np.asarray(bounds, dtype=np.uint64))
+    kernels.fill_bounded(integers, words, limits.astype(np.uint64))
     return integers
 
 
