@@ -247,9 +247,8 @@ class HyperAttention(nn.Module):
         if key is not None:
             _check_tokens("key", key, self.key_proj)
         elif self.key_proj.in_features != self.dim:
-            raise ValueError(
-                f"This layer has context_dim {self.key_proj.in_features} and dim {self.dim}, for cross-attention: give key."
-            )
+            widths = f"context_dim {self.key_proj.in_features}, dim {self.dim}"
+            raise ValueError(f"This layer is for cross-attention ({widths}): give key.")
         if value is not None:
             if key is None:
                 raise ValueError("value was given without key; give both, or neither for self-attention.")

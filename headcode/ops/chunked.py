@@ -125,7 +125,8 @@ def _chunk_backward(
     codes = unmasked_codes if visible is None else unmasked_codes.masked_fill(~visible, 0.0)
     keep_scale = None
     if dropout > 0:
-        keep_scale = keep_mask(dropout, dropout_seed, num_queries, num_keys, query_offset, q.device) / (1 - dropout)
+        keep = keep_mask(dropout, dropout_seed, num_queries, num_keys, query_offset, q.device)
+        keep_scale = keep.to(codes.dtype) / (1 - dropout)
         codes = codes * keep_scale
 
     grad_codes, grad_v = _apply_codes_backward(grad, codes, v, value_net, pooling, visible)

@@ -1,0 +1,72 @@
+"""What a checkpoint is: parameters, shapes and FLOPs per token.
+
+CHECKPOINT is a model folder (config.json and model.safetensors) or an .npz file of the authors' parameters.
+
+Example: headcode info params.npz --method hyla --length 36
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from headcode.interop import load_reference
+from headcode.nn import Transformer, flops_per_token, load_model
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """Arguments of `headcode info`."""
+
+    checkpoint: tyro.conf.Positional[Path]
+    """A model folder, or an .npz file of the authors' parameters."""
+    method: str = "hyla"
+    """For .npz files, which do not tell: softmax, linear, hyla, …"""
+    causal: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """For .npz files, which do not tell: the model has a causal mask."""
+    length: int | None = None
+    """Sequence length for the FLOPs; the model's full length unless given."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print one JSON object."""
+
+    def run(self) -> None:
+        if self.length is not None and self.length < 1:
+            raise ValueError(f"--length must be at least 1, got {self.length}.")
+        facts = describe(self._load(), self.length)
+        print(json.dumps(facts, indent=2) if self.json else _table(facts))
+
+    def _load(self) -> Transformer:
+        if not self.checkpoint.exists():
+            raise ValueError(f"{self.checkpoint} does not exist; give a model folder or an .npz file.")
+        if self.checkpoint.is_dir():
+            return load_model(self.checkpoint)
+        return load_reference(self.checkpoint, method=self.method, causal=self.causal)
+
+
+def describe(model: Transformer, length: int | None = None) -> dict[str, Any]:
+    """Everything `headcode info` prints, as plain data."""
+    return {
+        "config": model.config.to_dict(),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "length": length or model.config.max_length,
+        "flops_per_token": flops_per_token(model.config, length),
+        "shapes": {name: list(parameter.shape) for name, parameter in model.named_parameters()},
+    }
+
+
+def _table(facts: dict[str, Any]) -> str:
+    config = facts["config"]
+    width = max(map(len, facts["shapes"]))
+    shapes = [f"  {name:<{width}}  {' × '.join(map(str, shape))}" for name, shape in facts["shapes"].items()]
+    chosen = {name: value for name, value in config.items() if value is not None}
+    return "\n".join(
+        [
+            f"parameters       {facts['parameters']:,}",
+            f"FLOPs per token  {facts['flops_per_token']:,.0f} (forward, length {facts['length']})",
+            "config           " + ", ".join(f"{name}={value}" for name, value in chosen.items()),
+            "shapes",
+            *shapes,
+        ]
+    )

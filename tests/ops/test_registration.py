@@ -1,0 +1,80 @@
+"""What torch thinks of the registered ops: opcheck, compilation, memory."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from headcode.ops import NORMS, POOLINGS, VALUE_NETS, hyper_attention
+from headcode.ops.registration import hyper_attention as forward_op
+from headcode.ops.registration import hyper_attention_backward as backward_op
+
+COMPILERS = ["aot_eager", "inductor"] if shutil.which("g++") or shutil.which("clang++") else ["aot_eager"]
+
+
+def arguments(norm="rms_head", value_net="relu", pooling="sum", requires_grad=True):
+    torch.manual_seed(0)
+    tensors = [torch.randn(2, 3, 5, 2), torch.randn(2, 3, 7, 2), torch.randn(2, 3, 7, 4)]
+    tensors += [torch.randn(2, 1, 1, 7) > -1, torch.randn(1, 3, 5, 1), torch.randn(3, 11)]
+    tensors = [t.requires_grad_(requires_grad) if t.is_floating_point() else t for t in tensors]
+    return (*tensors, True, 0.5, norm, value_net, pooling, 0.1, 12345, 2, "chunked")
+
+
+@pytest.mark.parametrize(
+    ("norm", "value_net", "pooling"),
+    [(norm, "relu", "sum") for norm in NORMS]
+    + [("rms_head", value_net, "sum") for value_net in VALUE_NETS]
+    + [("softmax", "linear", pooling) for pooling in POOLINGS],
+)
+def test_opcheck(norm, value_net, pooling):
+    torch.library.opcheck(forward_op, arguments(norm, value_net, pooling))
+    plain = arguments(norm, value_net, pooling, requires_grad=False)
+    out, saved = forward_op(*plain)
+    torch.library.opcheck(backward_op, (torch.randn_like(out), *plain[:6], out, saved, *plain[6:], True, True))
+    torch.library.opcheck(backward_op, (torch.randn_like(out), *plain[:6], out, saved, *plain[6:], False, False))
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+def test_compiled_equals_eager(compiler, backend):
+    torch._dynamo.reset()
+
+    def function(q, k, v, band, seed):
+        return hyper_attention(
+            q, k, v, relative_bias=band, causal=True, dropout=0.2, dropout_seed=seed, backend=backend
+        ).sin()
+
+    compiled = torch.compile(function, backend=compiler, fullgraph=True)
+    for seed in (1, 2, 2**61):
+        torch.manual_seed(seed % 97)
+        inputs = [torch.randn(2, 3, 5, 2), torch.randn(2, 3, 7, 2), torch.randn(2, 3, 7, 4), torch.randn(3, 11)]
+        inputs = [t.requires_grad_() for t in inputs]
+        eager, traced = function(*inputs, seed), compiled(*inputs, seed)
+        torch.testing.assert_close(traced, eager)
+        expected = torch.autograd.grad(eager.sum(), inputs)
+        for actual, wanted in zip(torch.autograd.grad(traced.sum(), inputs), expected, strict=True):
+            torch.testing.assert_close(actual, wanted)
+
+
+MEMORY_PROBE = """
+import resource, sys, torch
+from headcode.ops import hyper_attention
+torch.set_num_threads(1)
+def step(length):
+    q, k, v = (torch.randn(1, 2, length, 2, requires_grad=True) for _ in range(3))
+    hyper_attention(q, k, v, backend=sys.argv[1]).sum().backward()
+step(64)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+step(4096)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_chunked_needs_a_tenth_of_the_memory_at_4096():
+    peak = {}
+    for backend in ("reference", "chunked"):
+        command = [sys.executable, "-c", MEMORY_PROBE, backend]
+        peak[backend] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert peak["chunked"] * 10 <= peak["reference"], peak
