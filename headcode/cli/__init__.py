@@ -12,6 +12,8 @@ from collections.abc import Sequence
 # name -> what it is for; the module of the same name is imported only when the command is used.
 COMMANDS = {
     "demo": "See the hypernetwork inside an attention layer.",
+    "puzzle": "Look at one instance of a task: terminal, PNG, SVG.",
+    "export": "Write a split as Parquet, JSONL, NPZ or text prompts.",
     "info": "Parameters, shapes and FLOPs of a checkpoint.",
 }
 

@@ -115,15 +115,14 @@ class Task(Config):
         """SHA-256 of the configuration, the generator's version and the bytes of `count` instances."""
         digest = hashlib.sha256(json.dumps(self.identity(split, count, start), sort_keys=True).encode())
         for first in range(start, start + count, chunk):
-            batch = self.instances(split, np.arange(first, min(first + chunk, start + count)))
-            for n in range(len(batch.x)):
-                for value in (batch.x, batch.y, *(batch.info[key] for key in sorted(batch.info))):
-                    digest.update(value[n].numpy().tobytes())
+            digest.update(instance_bytes(self.instances(split, np.arange(first, min(first + chunk, start + count)))))
         return digest.hexdigest()
 
     def identity(self, split: str, count: int, start: int = 0) -> dict[str, Any]:
         """What fixes the bytes of a stretch of instances: task, version, configuration, split and range."""
         split = self._checked_split(split)
+        if not _is_integer(start) or not _is_integer(count) or start < 0 or count < 1:
+            raise ValueError(f"A stretch of instances starts at 0 or later and has 1 or more, got {start} and {count}.")
         return {
             "task": self.name,
             "generator_version": self.version,
@@ -152,6 +151,13 @@ class Task(Config):
             known = ", ".join(map(repr, self.splits))
             raise ValueError(f"This {type(self).__name__} has no split {split!r}; its splits are {known}.")
         return split
+
+
+def instance_bytes(batch: Batch) -> bytes:
+    """All tensors of a batch, instance after instance: the same bytes however the instances were batched."""
+    tensors = [batch.x, batch.y, *(batch.info[key] for key in sorted(batch.info))]
+    rows = [np.ascontiguousarray(tensor.numpy()).reshape(len(tensor), -1).view(np.uint8) for tensor in tensors]
+    return np.concatenate(rows, axis=1).tobytes()
 
 
 def add_sums(total: dict[str, float], sums: Mapping[str, float]) -> dict[str, float]:

@@ -106,9 +106,16 @@ class Solutions:
 
     def supports(self, answers: np.ndarray) -> np.ndarray:
         """(N,): whether each given answer (N, position) is among the puzzle's answers."""
+        return self._hits(answers, np.ones(len(self.flat_answers))) > 0
+
+    def probability_of(self, answers: np.ndarray) -> np.ndarray:
+        """(N,): the posterior of each given answer (N, position), 0 for one that nothing supports."""
+        return self._hits(answers, self.flat_probabilities)
+
+    def _hits(self, answers: np.ndarray, values: np.ndarray) -> np.ndarray:
         owner = np.repeat(np.arange(len(self.explanations)), self.num_answers)
         hit = (self.flat_answers == np.asarray(answers)[owner]).all(axis=1)
-        return np.bincount(owner[hit], minlength=len(self.explanations)) > 0
+        return np.bincount(owner[hit], weights=values[hit], minlength=len(self.explanations))
 
 
 @dataclasses.dataclass(frozen=True)
