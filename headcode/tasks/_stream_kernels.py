@@ -16,6 +16,7 @@ WEYL_0 = np.uint64(0x9E3779B9)
 WEYL_1 = np.uint64(0xBB67AE85)
 LOW = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
+COMPILED = numba_enabled()
 
 
 @njit()
@@ -58,7 +59,7 @@ def _fill_bounded_loop(integers, words, bounds):  # type: ignore[no-untyped-def]
 
 def fill_words(words: np.ndarray, numbers: np.ndarray, tag: np.uint64, k0: np.uint64, k1: np.uint64) -> None:
     """words (N, 4·blocks) uint32: block b of row n is Philox at the counter (b, numbers[n], tag)."""
-    if numba_enabled():
+    if COMPILED:
         _fill_words_loop(words, numbers, tag, k0, k1)
         return
     blocks = np.arange(words.shape[1] // 4, dtype=np.uint64)[None, :]
@@ -69,7 +70,7 @@ def fill_words(words: np.ndarray, numbers: np.ndarray, tag: np.uint64, k0: np.ui
 
 def fill_bounded(integers: np.ndarray, words: np.ndarray, bounds: np.ndarray) -> None:
     """integers (N, draws) int64: draw d of row n is below bounds[d] and uses the words 2d and 2d+1 of that row."""
-    if numba_enabled():
+    if COMPILED:
         _fill_bounded_loop(integers, words, bounds)
         return
     wide = words.astype(np.uint64)
