@@ -26,6 +26,8 @@ class AttentionCall(NamedTuple):
     norm: str
     query_offset: int
     """Position of the first query among the keys."""
+    cross: bool
+    """The queries are another sequence than the keys."""
 
 
 class HyperAttention(nn.Module):
@@ -162,7 +164,7 @@ class HyperAttention(nn.Module):
             if self.relative_bias is not None:
                 band = self.relative_bias(q.shape[2], k.shape[2], query_offset).to(q.dtype)
             mask = merge_padding(mask, key_padding_mask, query.shape[0], k.shape[2])
-            call = AttentionCall(q, k, mask, bias, band, causal, self.norm, query_offset)
+            call = AttentionCall(q, k, mask, bias, band, causal, self.norm, query_offset, key is not None)
             for observer in self.observers:
                 observer(call)
             out = hyper_attention(

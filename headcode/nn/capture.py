@@ -87,7 +87,9 @@ class _Observer:
 def _codes(call: AttentionCall, queries: Positions, keys: Positions) -> Tensor:
     num_queries, num_keys = call.q.shape[2], call.k.shape[2]
     device = call.q.device
-    rows = _resolve("queries", queries, num_queries, call.query_offset, num_keys, device)
+    # Queries of self-attention share the keys' positions; in cross-attention they are counted on their own.
+    first, length = (0, num_queries) if call.cross else (call.query_offset, num_keys)
+    rows = _resolve("queries", queries, num_queries, first, length, device)
     columns = _resolve("keys", keys, num_keys, 0, num_keys, device)
     positions = rows + call.query_offset
     mask, bias = call.mask, call.bias
@@ -116,9 +118,6 @@ def _resolve(name: str, chosen: Positions, computed: int, first: int, length: in
     """Chosen positions (of a sequence of `length`) as indices into the `computed` ones, which start at `first`."""
     if chosen is None:
         return torch.arange(computed, device=device)
-    # Cross-attention has no common position axis: there queries are counted on their own.
-    if first < 0 or first + computed > length:
-        first, length = 0, computed
     if isinstance(chosen, slice):
         positions = list(range(length))[chosen]
     else:

@@ -1,0 +1,222 @@
+"""HyperAttention: parity with torch's own layer, padding, queries, caches, recurrence, qk-norm, rotary."""
+
+import pytest
+import torch
+from torch import nn
+
+from headcode import METHODS, HyperAttention
+from headcode.nn import FastWeightState, KeyValueCache
+from headcode.nn.position import rotate
+
+
+def layer(method="hyla", **options):
+    torch.manual_seed(0)
+    made = HyperAttention(12, 3, method=method, **{"qk_dim": 6, "v_dim": 15, **options}).double()
+    for parameter in made.parameters():
+        if parameter.dim() == 1:
+            nn.init.normal_(parameter)
+    return made
+
+
+def tokens(length=7, dim=12, batch=2, seed=1):
+    return torch.randn(batch, length, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_softmax_is_torch_multihead_attention():
+    ours = HyperAttention(12, 3, method="softmax").double()
+    theirs = nn.MultiheadAttention(12, 3, batch_first=True).double()
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(torch.cat([p.weight for p in (ours.query_proj, ours.key_proj, ours.value_proj)]))
+        theirs.in_proj_bias.copy_(torch.cat([p.bias for p in (ours.query_proj, ours.key_proj, ours.value_proj)]))
+        theirs.out_proj.load_state_dict(ours.output_proj.state_dict())
+    x, context = tokens(5), tokens(7, seed=2)
+    padding = torch.zeros(2, 7, dtype=torch.bool)
+    padding[1, 4:] = True
+    expected, _ = theirs(x, context, context, key_padding_mask=padding, need_weights=False)
+    torch.testing.assert_close(ours(x, context, key_padding_mask=padding), expected)
+    causal = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    expected, _ = theirs(x, x, x, attn_mask=causal, need_weights=False)
+    torch.testing.assert_close(ours(x, causal=True), expected)
+    torch.testing.assert_close(ours(x, mask=~causal), expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+class TestEveryMethod:
+    def test_padding_equals_truncation(self, method):
+        attention = layer(method, position="relative", num_buckets=7)
+        x = tokens()
+        padding = torch.zeros(2, 7, dtype=torch.bool)
+        padding[:, 5:] = True
+        torch.testing.assert_close(attention(x, key_padding_mask=padding)[:, :5], attention(x[:, :5]))
+
+    @pytest.mark.parametrize("position", ["none", "relative", "rotary"])
+    def test_cached_decoding_equals_the_causal_pass(self, method, position):
+        attention = layer(method, position=position, num_buckets=5, causal=True)
+        x = tokens(11)
+        whole = attention(x)
+        cache = KeyValueCache()
+        with torch.no_grad():
+            pieces = [attention(x[:, a:b], cache=cache) for a, b in [(0, 4), (4, 5), (5, 6), (6, 11)]]
+        assert cache.length == 11
+        torch.testing.assert_close(torch.cat(pieces, 1), whole)
+
+    @pytest.mark.parametrize("queries", [slice(-1, None), slice(2, 5), slice(None, 1), slice(0, 7)])
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_queries_equals_slicing_gradients_included(self, method, queries, causal):
+        attention = layer(method, position="relative", num_buckets=7, causal=causal, dropout=0.3)
+        x = tokens().requires_grad_()
+        parameters = [x, *attention.parameters()]
+        whole = attention(x, dropout_seed=4)[:, queries]
+        part = attention(x, queries=queries, dropout_seed=4)
+        torch.testing.assert_close(part, whole)
+        expected = torch.autograd.grad(whole.sin().sum(), parameters)
+        for actual, wanted in zip(torch.autograd.grad(part.sin().sum(), parameters), expected, strict=True):
+            torch.testing.assert_close(actual, wanted)
+
+    def test_dropout_only_in_training(self, method):
+        attention = layer(method, dropout=0.5)
+        x = tokens()
+        assert not torch.equal(attention(x, dropout_seed=1), attention(x, dropout_seed=2))
+        assert torch.equal(attention(x, dropout_seed=1), attention(x, dropout_seed=1))
+        attention.eval()
+        assert torch.equal(attention(x, dropout_seed=1), attention(x, dropout_seed=2))
+
+
+def test_cross_attention_with_its_own_widths_and_separate_values():
+    attention = layer(context_dim=5)
+    x, keys, values = tokens(3), tokens(4, 5, seed=2), tokens(4, 5, seed=3)
+    out = attention(x, keys, values)
+    assert out.shape == (2, 3, 12)
+    torch.testing.assert_close(attention(x, keys, keys), attention(x, keys))
+    assert not torch.allclose(out, attention(x, keys))
+    with pytest.raises(ValueError, match="for cross-attention"):
+        attention(x)
+
+
+def test_qk_norm_makes_scores_blind_to_scale():
+    attention = layer(qk_norm=True, bias=False)
+    x = tokens()
+    with torch.no_grad():
+        # Far above the norm's epsilon, where only the direction counts.
+        attention.query_proj.weight *= 1e3
+        attention.key_proj.weight *= 1e3
+        before = attention(x)
+        attention.query_proj.weight *= 7
+        attention.key_proj.weight *= 3
+    torch.testing.assert_close(attention(x), before, rtol=1e-5, atol=1e-5)
+    assert sum(p.numel() for p in attention.parameters()) - sum(p.numel() for p in layer(bias=False).parameters()) == 4
+
+
+def test_rotary_depends_on_distance_alone():
+    q, k = torch.randn(1, 2, 1, 6, dtype=torch.float64), torch.randn(1, 2, 1, 6, dtype=torch.float64)
+    near = (rotate(q, 9) * rotate(k, 4)).sum(-1)
+    far = (rotate(q, 1009) * rotate(k, 1004)).sum(-1)
+    torch.testing.assert_close(near, far)
+    assert not torch.allclose(near, (rotate(q, 9) * rotate(k, 5)).sum(-1))
+    torch.testing.assert_close(rotate(q, 3).norm(dim=-1), q.norm(dim=-1))
+
+
+class TestRecurrentForm:
+    """Linear attention as a fast-weight programmer."""
+
+    @pytest.mark.parametrize("position", ["none", "rotary"])
+    def test_equals_the_parallel_form_gradients_included(self, position):
+        parallel = layer("linear", position=position, causal=True)
+        recurrent = layer("linear", position=position, causal=True, recurrent=True)
+        recurrent.load_state_dict(parallel.state_dict())
+        x = tokens(131).requires_grad_()
+        padding = torch.zeros(2, 131, dtype=torch.bool)
+        padding[1, 100:] = True
+        for options in ({}, {"key_padding_mask": padding}, {"queries": slice(70, 90)}):
+            a, b = parallel(x, **options), recurrent(x, **options)
+            torch.testing.assert_close(a, b)
+            expected = torch.autograd.grad(a.sin().sum(), [x, *parallel.parameters()])
+            actual = torch.autograd.grad(b.sin().sum(), [x, *recurrent.parameters()])
+            for one, other in zip(actual, expected, strict=True):
+                torch.testing.assert_close(one, other)
+
+    def test_step_by_step_with_constant_memory(self):
+        attention = layer("linear", position="rotary", causal=True)
+        x = tokens(9)
+        whole, state = attention(x), FastWeightState()
+        with torch.no_grad():
+            pieces = [attention(x[:, a:b], cache=state) for a, b in [(0, 4), (4, 5), (5, 9)]]
+        torch.testing.assert_close(torch.cat(pieces, 1), whole)
+        assert state.state.shape == (2, 3, 2, 5) and state.length == 9
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"method": "hyla", "causal": True}, "only the method 'linear'"),
+            ({"method": "linear_rms", "causal": True}, "only the method 'linear'"),
+            ({"method": "linear", "causal": False}, "set causal=True"),
+            ({"method": "linear", "causal": True, "position": "relative", "num_buckets": 4}, "T5 band adds a bias"),
+            ({"method": "linear", "causal": True, "dropout": 0.1}, "set dropout=0"),
+        ],
+    )
+    def test_refuses_and_says_why(self, options, words):
+        with pytest.raises(ValueError, match=words):
+            HyperAttention(12, 3, recurrent=True, **options)
+
+    def test_refuses_at_call(self):
+        attention = layer("linear", causal=True, recurrent=True)
+        with pytest.raises(ValueError, match="use key_padding_mask"):
+            attention(tokens(), mask=torch.ones(7, 7, dtype=torch.bool))
+        with pytest.raises(ValueError, match="only the method 'linear'"):
+            layer("hyla", causal=True)(tokens(), cache=FastWeightState())
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"num_heads": 5}, ValueError, "qk_dim must be divisible by num_heads, got qk_dim=12 and num_heads=5"),
+        ({"v_dim": 7}, ValueError, "v_dim must be divisible by num_heads, got v_dim=7 and num_heads=3"),
+        ({"num_heads": 0}, ValueError, "num_heads must be at least 1, got 0"),
+        ({"dim": 1.5}, TypeError, "dim must be an integer, got 1.5"),
+        ({"method": "magic"}, ValueError, "method must be one of softmax, linear"),
+        ({"norm": "magic"}, ValueError, "norm must be one of softmax, none"),
+        ({"value_net": "magic"}, ValueError, "value_net must be one of linear"),
+        ({"pooling": "magic"}, ValueError, "pooling must be one of sum, mean, max"),
+        ({"position": "magic"}, ValueError, "position must be one of none, relative, rotary"),
+        ({"position": "relative"}, ValueError, "position='relative' needs num_buckets"),
+        ({"position": "rotary", "qk_dim": 9}, ValueError, "needs an even head width"),
+        ({"dropout": float("nan")}, ValueError, "dropout must be at least 0 and below 1, got nan"),
+        ({"dropout": 1}, ValueError, "dropout must be at least 0 and below 1, got 1"),
+    ],
+)
+def test_bad_construction(options, error, words):
+    arguments = {"dim": 12, "num_heads": 3, **options}
+    with pytest.raises(error, match=words.replace("(", r"\(")):
+        HyperAttention(arguments.pop("dim"), arguments.pop("num_heads"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "words"),
+    [
+        ((torch.zeros(2, 7, 11),), {}, ValueError, r"query must have shape \(batch, length, 12\), got \(2, 7, 11\)"),
+        ((torch.zeros(7, 12),), {}, ValueError, "query must have shape"),
+        (("x",), {}, TypeError, "query must be a torch.Tensor, got str"),
+        ((tokens(), tokens(batch=3)), {}, ValueError, "key must have query's batch of 2, got 3"),
+        ((tokens(), None, tokens()), {}, ValueError, "value was given without key"),
+        ((tokens(), tokens(), tokens(6)), {}, ValueError, "value must have key's batch and length"),
+        ((tokens(),), {"key_padding_mask": torch.zeros(2, 6).bool()}, ValueError, r"\(batch, keys\) = \(2, 7\)"),
+        ((tokens(),), {"key_padding_mask": torch.zeros(2, 7)}, TypeError, "True where a key is to be ignored"),
+        ((tokens(),), {"queries": 3}, ValueError, "queries must be a slice"),
+        ((tokens(),), {"queries": slice(0, 7, 2)}, ValueError, "queries must be a slice with step 1"),
+        ((tokens(),), {"queries": slice(9, None)}, ValueError, "at least one of 7 positions"),
+        ((tokens(), tokens()), {"queries": slice(1)}, ValueError, "queries is for self-attention"),
+        ((tokens(), tokens()), {"cache": KeyValueCache()}, ValueError, "A cache is for self-attention"),
+        ((tokens(),), {"cache": KeyValueCache()}, ValueError, "use torch.no_grad"),
+    ],
+)
+def test_bad_calls(arguments, options, error, words):
+    with pytest.raises(error, match=words):
+        layer()(*arguments, **options)
+
+
+def test_a_cache_keeps_its_batch():
+    attention, cache = layer(causal=True), KeyValueCache()
+    with torch.no_grad():
+        attention(tokens(), cache=cache)
+        with pytest.raises(ValueError, match="holds a batch of 2, got 3"):
+            attention(tokens(batch=3), cache=cache)

@@ -1,0 +1,78 @@
+"""Strict configs: JSON round trip, unknown keys, wrong types."""
+
+import dataclasses
+import math
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headcode import ModelConfig
+from headcode.config import Config
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inner(Config):
+    rate: float = 0.5
+    kind: Literal["a", "b"] = "a"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outer(Config):
+    size: int
+    inner: Inner = Inner()
+    shares: tuple[float, ...] = ()
+    name: str | None = None
+
+
+@given(
+    size=st.integers(),
+    rate=st.floats(allow_nan=False, allow_infinity=False),
+    shares=st.lists(st.floats(0, 1)),
+    name=st.none() | st.text(),
+)
+def test_json_round_trip(size, rate, shares, name):
+    config = Outer(size=size, inner=Inner(rate=rate), shares=tuple(shares), name=name)
+    assert Outer.from_json(config.to_json()) == config
+    assert Outer.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "Outer needs size"),
+        ({"size": 1, "colour": 2}, "Outer has no field 'colour'; it has: size, inner, shares, name"),
+        ({"size": 1, "inner": {"rat": 2}}, "Inner has no field 'rat'"),
+        ({"size": 1.5}, "Outer.size must be int, got 1.5 (float)"),
+        ({"size": True}, "Outer.size must be int, got True (bool)"),
+        ({"size": 1, "inner": {"rate": math.nan}}, "Inner.rate must be a finite number, got nan"),
+        ({"size": 1, "inner": {"rate": "x"}}, "Inner.rate must be float, got 'x'"),
+        ({"size": 1, "inner": {"kind": "c"}}, "Inner.kind must be one of 'a', 'b', got 'c'"),
+        ({"size": 1, "shares": 3}, "Outer.shares must be tuple[float, ...], got 3"),
+        ({"size": 1, "shares": [0.5, None]}, "Outer.shares[1] must be float, got None"),
+        ({"size": 1, "name": 3}, "Outer.name must be str, got 3"),
+        ([1], "Outer is made from a mapping"),
+    ],
+)
+def test_wrong_values_are_named(values, words):
+    with pytest.raises(ValueError) as caught:
+        Outer.from_dict(values)
+    assert words in str(caught.value)
+
+
+def test_frozen_replace_and_broken_json():
+    config = Outer(size=1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.size = 2
+    assert config.replace(size=2) == Outer(size=2)
+    with pytest.raises(ValueError, match="has no field 'colour'"):
+        config.replace(colour=1)
+    with pytest.raises(ValueError, match="not valid JSON"):
+        Outer.from_json("{")
+    assert isinstance(Outer(size=1, inner=Inner(rate=1)).inner.rate, float)
+
+
+def test_model_config_round_trip():
+    config = ModelConfig(input_dim=5, output_dim=1, max_length=16)
+    assert ModelConfig.from_json(config.to_json()) == config and hash(config) == hash(config.replace())

@@ -1,0 +1,111 @@
+"""Imports point one way, and `import headcode` needs torch and numpy alone."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import headcode
+
+ROOT = Path(headcode.__file__).parent
+# Each room may import from itself and from rooms in earlier rows.
+ROWS = [
+    {"config", "jit", "version"},
+    {"tasks", "ops"},
+    {"nn"},
+    {"interop"},
+    {"presets"},
+    {"train"},
+    {"sweep"},
+    {"analysis"},
+    {"report"},
+    {"experiments", "zoo"},
+    {"explorer"},
+    {"bench"},
+    {"cli"},
+]
+RANK = {room: rank for rank, row in enumerate(ROWS) for room in row}
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def imported_modules(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return {name for name in found if name.startswith("headcode.")}
+
+
+def test_imports_point_one_way():
+    checked = 0
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if len(parts) == 1 and parts[0] in ("__init__", "__main__"):
+            continue
+        room = parts[0]
+        assert room in RANK, f"{path}: the room {room!r} is not in the layout"
+        for module in imported_modules(path):
+            other = room_of(module)
+            if other in ("__version__",):
+                continue
+            allowed = other == room or RANK.get(other, 99) < RANK[room]
+            assert allowed, f"{path.relative_to(ROOT)} imports {module}: {other} does not come before {room}"
+            checked += 1
+    assert checked > 20
+
+
+ONLY_TORCH_AND_NUMPY = """
+import importlib.metadata as metadata, re, sys
+
+def needs(name, seen):
+    # The distributions that `name` requires, itself included.
+    name = re.sub(r"[-_.]+", "-", name).lower()
+    if name in seen:
+        return seen
+    seen.add(name)
+    try:
+        requirements = metadata.requires(name) or []
+    except metadata.PackageNotFoundError:
+        return seen
+    for requirement in requirements:
+        if "extra ==" not in requirement:
+            needs(re.match(r"[A-Za-z0-9._-]+", requirement)[0], seen)
+    return seen
+
+allowed = needs("torch", needs("numpy", set())) | {"headcode"}
+blocked = {
+    module
+    for module, owners in metadata.packages_distributions().items()
+    if not {re.sub(r"[-_.]+", "-", owner).lower() for owner in owners} & allowed
+}
+assert {"numba", "tyro", "rich", "safetensors", "matplotlib"} <= blocked, blocked
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Block())
+import torch, headcode, headcode.interop, headcode.nn, headcode.ops, headcode.tasks
+x = torch.randn(2, 5, 8)
+print(headcode.HyperAttention(8, 4)(x).shape)
+"""
+
+
+def test_import_and_use_with_torch_and_numpy_alone():
+    run = subprocess.run([sys.executable, "-c", ONLY_TORCH_AND_NUMPY], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == "torch.Size([2, 5, 8])"
+
+
+def test_import_brings_in_no_heavy_optional_module():
+    heavy = ["numba", "tyro", "matplotlib", "pandas", "triton"]
+    code = f"import sys, headcode; print([name for name in {heavy} if name in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
