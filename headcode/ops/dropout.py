@@ -34,7 +34,6 @@ def threshold(dropout: float) -> int:
 
 def stream(seed: int, device: torch.device | None = None) -> Tensor:
     """The 32-bit stream number of a 63-bit seed, as an int64 scalar tensor."""
-    # A tensor rather than Python integers: torch.compile then traces a seed that changes at every step.
     word = torch.full((), seed, dtype=torch.int64, device=device)
     return mix(((word & MASK32) + mix(((word >> 32) + SEED_INCREMENT) & MASK32)) & MASK32)
 
@@ -43,7 +42,21 @@ def keep_mask(
     dropout: float, seed: int, num_queries: int, num_keys: int, query_offset: int, device: torch.device | None = None
 ) -> Tensor:
     """The boolean (Tq, Tk) mask of pairs that are kept; query i stands at position `query_offset + i`."""
+    return _keep_mask(dropout, seed, num_queries, num_keys, query_offset, device=device or torch.device("cpu"))
+
+
+# An op of its own: torch.compile would inline the hash, whose every step reads the one before twice, to thousands of
+# operations and minutes of compilation.
+@torch.library.custom_op("headcode::dropout_keep_mask", mutates_args=())
+def _keep_mask(
+    dropout: float, seed: int, num_queries: int, num_keys: int, query_offset: int, *, device: torch.device
+) -> Tensor:
     positions = torch.arange(num_queries, device=device) + query_offset
     keys = torch.arange(num_keys, device=device)
     rows = mix((stream(seed, device) + positions * QUERY_FACTOR) & MASK32)
     return mix((rows[:, None] + keys * KEY_FACTOR) & MASK32) >= threshold(dropout)
+
+
+@_keep_mask.register_fake
+def _(dropout: float, seed: int, num_queries: int, num_keys: int, query_offset: int, *, device: torch.device) -> Tensor:
+    return torch.empty(num_queries, num_keys, dtype=torch.bool, device=device)

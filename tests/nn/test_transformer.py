@@ -281,3 +281,19 @@ def test_bad_tokens_and_lengths():
         small(position="learned")(torch.zeros(2, 8, 5, dtype=torch.float64))
     with pytest.raises(TypeError, match="made from a ModelConfig, got dict"):
         Transformer({})
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked", "auto"])
+def test_a_whole_training_step_compiles_to_one_graph(backend):
+    torch._dynamo.reset()
+    model = small(attention_dropout=0.2, backend=backend).float()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for seed in (1, 2, 3):
+        x = torch.randn(2, 7, 5)
+        eager = model(x, queries=slice(-2, None), dropout_seed=seed)
+        traced = compiled(x, queries=slice(-2, None), dropout_seed=seed)
+        torch.testing.assert_close(traced, eager)
+        expected = torch.autograd.grad(eager.sin().sum(), list(model.parameters()))
+        actual = torch.autograd.grad(traced.sin().sum(), list(model.parameters()))
+        for one, other in zip(actual, expected, strict=True):
+            torch.testing.assert_close(one, other)

@@ -78,3 +78,7 @@ def test_chunked_needs_a_tenth_of_the_memory_at_4096():
         command = [sys.executable, "-c", MEMORY_PROBE, backend]
         peak[backend] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert peak["chunked"] * 10 <= peak["reference"], peak
+
+
+def test_the_dropout_mask_is_an_op_too():
+    torch.library.opcheck(torch.ops.headcode.dropout_keep_mask, (0.3, 7, 3, 5, 2), {"device": torch.device("cpu")})

@@ -1,0 +1,75 @@
+"""The command line: help, mistakes in one line, `info` and `demo`."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from headcode import ModelConfig, Transformer
+from headcode.cli import COMMANDS, main
+from headcode.interop import to_reference
+from headcode.nn import forward_flops, save_model
+
+CONFIG = ModelConfig(input_dim=5, output_dim=1, max_length=16)
+
+
+def fails(capsys, *arguments):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("headcode: ") and captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_overview_lists_every_command(capsys):
+    main([])
+    out = capsys.readouterr().out
+    assert all(name in out for name in COMMANDS)
+    main(["--version"])
+    assert capsys.readouterr().out.startswith("headcode 0.")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_help_shows_an_example(command, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    assert stopped.value.code == 0
+    out = capsys.readouterr().out
+    assert "Example" in out and f"headcode {command}" in out
+
+
+def test_mistakes_are_one_line(capsys, tmp_path):
+    assert "no command 'trian'" in fails(capsys, "trian")
+    assert "--lenght" in fails(capsys, "info", "x", "--lenght", "3")
+    assert "does not exist" in fails(capsys, "info", str(tmp_path / "nothing"))
+    assert "not a model folder" in fails(capsys, "info", str(tmp_path))
+    (tmp_path / "junk.npz").write_bytes(b"junk")
+    assert "not an .npz file" in fails(capsys, "info", str(tmp_path / "junk.npz"))
+    assert "--length must be at least 1, got 0" in fails(capsys, "info", str(tmp_path), "--length", "0")
+    assert "--method must be one of softmax" in fails(capsys, "demo", "--method", "magic")
+
+
+def test_info_on_a_model_folder_and_on_authors_parameters(capsys, tmp_path):
+    model = Transformer(CONFIG)
+    save_model(model, tmp_path / "model")
+    np.savez(tmp_path / "params.npz", **to_reference(model))
+    for path in ("model", "params.npz"):
+        main(["info", str(tmp_path / path)])
+        out = capsys.readouterr().out
+        assert "151,009" in out and f"{forward_flops(CONFIG, 16) / 16:,.0f}" in out
+        assert "blocks.1.attention.query_proj.weight" in out and "16 × 128" in out
+        main(["info", str(tmp_path / path), "--length", "7", "--json"])
+        facts = json.loads(capsys.readouterr().out)
+        assert facts["parameters"] == 151_009
+        assert facts["flops_per_token"] == pytest.approx(forward_flops(CONFIG, 7) / 7)
+        assert facts["shapes"]["embedding.weight"] == [128, 5]
+
+
+def test_module_entry_point_and_a_closed_pipe(tmp_path):
+    save_model(Transformer(CONFIG), tmp_path)
+    command = f"{sys.executable} -m headcode info {tmp_path} | head -1"
+    run = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert run.stdout == "parameters       151,009\n" and run.stderr == ""
