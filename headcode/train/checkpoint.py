@@ -1,0 +1,217 @@
+"""Checkpoints: folders `step-N` that appear whole or not at all, with a hash for every file, and nothing to unpickle.
+
+step-300/config.json             the model's configuration: the folder is a model folder as well
+         model.safetensors       weights
+         optimizer.safetensors   the optimiser's moments
+         ema.safetensors         averaged weights, if the run keeps them
+         state.json              step, random state, metrics so far, hashes of the others and of itself
+"""
+
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from headcode.nn import ModelConfig, Transformer, load_model
+from headcode.nn.storage import CONFIG_FILE, WEIGHTS_FILE
+from headcode.train.files import canonical, read_object, sha256_of, sync_folder, to_json, write_bytes
+
+OPTIMIZER_FILE = "optimizer.safetensors"
+AVERAGE_FILE = "ema.safetensors"
+STATE_FILE = "state.json"
+RUN_CONFIG_FILE = "config.json"
+CHECKPOINTS = "checkpoints"
+KEEP_LAST = 2
+
+
+class DamagedCheckpoint(ValueError):
+    """A checkpoint whose files are not what was written."""
+
+    def __init__(self, folder: Path, complaint: str) -> None:
+        self.folder = folder
+        super().__init__(complaint)
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint whose hashes were found right."""
+
+    folder: Path
+    state: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return self.state["step"]
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        return read_tensors(self.folder / name)
+
+
+def write_checkpoint(
+    checkpoints: Path, model: ModelConfig, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]
+) -> Path:
+    """Write `step-N` for the step in `state`: under a hidden name, synced, then renamed. `tensors` is by file name."""
+    from safetensors.torch import save
+
+    target = checkpoints / f"step-{state['step']}"
+    temporary = checkpoints / f".{target.name}.{os.getpid()}"
+    checkpoints.mkdir(exist_ok=True)
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        contents = {CONFIG_FILE: model.to_json().encode()}
+        contents |= {name: save(dict(values)) for name, values in tensors.items()}
+        for name, content in contents.items():
+            write_bytes(temporary / name, content)
+        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+        write_bytes(temporary / STATE_FILE, to_json(_sealed({**state, "files": hashes})))
+        sync_folder(temporary)
+        with contextlib.suppress(FileNotFoundError):
+            # Only a run that went back behind this step finds the folder taken.
+            target.rename(checkpoints / f".{target.name}.replaced")
+        temporary.rename(target)
+        sync_folder(checkpoints)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(checkpoints / f".{target.name}.replaced", ignore_errors=True)
+    return target
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """A checkpoint with every hash verified, or DamagedCheckpoint with the file's name."""
+    if not (folder / STATE_FILE).is_file():
+        raise DamagedCheckpoint(folder, f"{folder} has no {STATE_FILE}.")
+    state = read_object(folder / STATE_FILE, functools.partial(DamagedCheckpoint, folder))
+    if not isinstance(state.get("files"), dict) or not isinstance(state.get("step"), int) or _sealed(state) != state:
+        raise DamagedCheckpoint(folder, f"{folder / STATE_FILE} does not have the content that was written.")
+    for name, expected in state["files"].items():
+        path = folder / name
+        if not path.is_file():
+            raise DamagedCheckpoint(folder, f"{folder} has no {name}.")
+        if sha256_of(path) != expected:
+            raise DamagedCheckpoint(folder, f"{path} does not have the content that was written.")
+    return Checkpoint(folder, state)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise DamagedCheckpoint(path.parent, f"{path} is not a safetensors file: {error}.") from None
+
+
+def list_checkpoints(run: Path) -> list[Path]:
+    """The checkpoint folders of a run, newest first."""
+    found = {}
+    for folder in (run / CHECKPOINTS).glob("step-*"):
+        if match := re.fullmatch(r"step-(\d+)", folder.name):
+            found[int(match[1])] = folder
+    return [found[step] for step in sorted(found, reverse=True)]
+
+
+def newest_checkpoint(run: Path) -> tuple[Checkpoint | None, list[DamagedCheckpoint]]:
+    """The newest whole checkpoint of a run, if it has any, and what is wrong with the newer ones."""
+    damaged: list[DamagedCheckpoint] = []
+    for folder in list_checkpoints(run):
+        try:
+            return read_checkpoint(folder), damaged
+        except DamagedCheckpoint as error:
+            damaged.append(error)
+    if damaged:
+        raise ValueError(
+            f"Every checkpoint of {run} is damaged ({damaged[0]} …); to start again from step 0, "
+            f"remove {run / CHECKPOINTS}."
+        )
+    return None, []
+
+
+def choose_checkpoint(run: Path, which: str) -> Checkpoint:
+    """The checkpoint `last`, `best` or `step-N` of a run."""
+    newest, damaged = newest_checkpoint(run)
+    for complaint in damaged:
+        warnings.warn(f"Passed over: {complaint}", stacklevel=3)
+    if newest is None:
+        raise ValueError(f"{run} has no checkpoint yet; train it first with headcode resume {run}.")
+    if which == "last":
+        return newest
+    if which == "best":
+        best = newest.state.get("best")
+        if best is None:
+            raise ValueError(f"{run} was never evaluated, so it has no best checkpoint; use last.")
+        which = f"step-{best['step']}"
+    names = [folder.name for folder in list_checkpoints(run)]
+    if which not in names:
+        raise ValueError(f"{run} has no checkpoint {which!r}; it has: {', '.join(names)} (and the words last, best).")
+    return read_checkpoint(run / CHECKPOINTS / which)
+
+
+def set_aside(damaged: Path) -> None:
+    """Take a damaged checkpoint out of the count, without deleting it."""
+    aside = damaged.with_name(f".damaged-{damaged.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    damaged.rename(aside)
+
+
+def prune(run: Path, best_step: int | None) -> None:
+    """Delete all checkpoints but the last two and the best."""
+    for folder in list_checkpoints(run)[KEEP_LAST:]:
+        if folder.name != f"step-{best_step}":
+            # Hidden first, so that a kill in between leaves no half folder under a valid name.
+            doomed = folder.with_name(f".{folder.name}.old")
+            shutil.rmtree(doomed, ignore_errors=True)
+            folder.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def remove_leftovers(run: Path) -> None:
+    """Delete what a killed process left half written; only for the holder of the run's lock."""
+    for path in (run / CHECKPOINTS).glob(".step-*"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in run.glob(".*.json*.*"):
+        path.unlink(missing_ok=True)
+
+
+def load(path: str | Path) -> Transformer:
+    """The model of a run folder (its newest checkpoint), of a checkpoint or of a model folder, in evaluation mode.
+
+    A run that keeps averaged weights gives those, as its evaluations do.
+    """
+    folder = Path(path)
+    if (folder / CHECKPOINTS).is_dir() or _is_run_folder(folder):
+        return load_from(choose_checkpoint(folder, "last"))
+    if (folder / STATE_FILE).is_file():
+        return load_from(read_checkpoint(folder))
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; give a run folder, a checkpoint or a model folder.")
+    return load_model(folder)
+
+
+def load_from(checkpoint: Checkpoint) -> Transformer:
+    """The model of a checkpoint whose hashes were verified."""
+    model = load_model(checkpoint.folder)
+    if AVERAGE_FILE in checkpoint.state["files"]:
+        model.load_state_dict(checkpoint.tensors(AVERAGE_FILE))
+    return model.eval()
+
+
+def _is_run_folder(folder: Path) -> bool:
+    """Whether a folder is a run that has not written a checkpoint yet."""
+    if not (folder / RUN_CONFIG_FILE).is_file() or (folder / WEIGHTS_FILE).is_file():
+        return False
+    return "task" in read_object(folder / RUN_CONFIG_FILE)
+
+
+def _sealed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state with a hash over all its other entries."""
+    content = {key: value for key, value in state.items() if key != "sha256"}
+    return {**content, "sha256": hashlib.sha256(canonical(content)).hexdigest()}

@@ -1,0 +1,127 @@
+"""One process or many: the group that torchrun started, and tensors that may be sharded over it."""
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+
+
+class Group:
+    """The processes that train together. A single process is a group of one and needs no network."""
+
+    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
+        self.rank, self.world_size = rank, world_size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and talks."""
+        return self.rank == 0
+
+    def add_up(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """The sums of all processes, which must have the same names."""
+        if self.world_size == 1:
+            return dict(sums)
+        names = sorted(sums)
+        total = torch.tensor([sums[name] for name in names], dtype=torch.float64, device=_collective_device())
+        torch.distributed.all_reduce(total)
+        return dict(zip(names, total.tolist(), strict=True))
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of a small tensor over the processes."""
+        if self.world_size > 1:
+            values = values.clone()
+            torch.distributed.all_reduce(values)
+            values /= self.world_size
+        return values
+
+    def from_main(self, value: Any) -> Any:
+        """A JSON-like value of the main process, given to all."""
+        if self.world_size == 1:
+            return value
+        # The values travel as JSON text in a byte tensor: the object collectives of torch would pickle them.
+        import json
+
+        device = _collective_device()
+        content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
+        length = torch.tensor([len(content)], device=device)
+        torch.distributed.broadcast(length, src=0)
+        if not self.is_main:
+            content = torch.empty(int(length), dtype=torch.uint8, device=device)
+        torch.distributed.broadcast(content, src=0)
+        return json.loads(bytes(content.cpu().tolist()).decode())
+
+    def wait(self) -> None:
+        if self.world_size > 1:
+            torch.distributed.barrier()
+
+
+def started_by_torchrun() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def join_group(device: torch.device) -> Group:
+    """The group that torchrun's environment describes; nccl between GPUs, gloo otherwise."""
+    if not started_by_torchrun():
+        return Group()
+    if not torch.distributed.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        torch.distributed.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+    return Group(torch.distributed.get_rank(), torch.distributed.get_world_size())
+
+
+def leave_group() -> None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def replicate(model: nn.Module, device: torch.device) -> nn.Module:
+    """DDP: every process has all weights, gradients are averaged while backward runs."""
+    return nn.parallel.DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        broadcast_buffers=False,
+        gradient_as_bucket_view=True,
+    )
+
+
+def shard(model: nn.Module, blocks: list[nn.Module], device: torch.device) -> None:
+    """FSDP2, in place: parameters, gradients and optimiser state are divided over the processes, block by block."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    for block in blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A detached tensor with all its shards on the CPU; every process must take part."""
+    tensor = tensor.detach()
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).cpu().contiguous()
+
+
+def laid_out_like(tensor: Tensor, model: Tensor) -> Tensor:
+    """`tensor`, whole on every process, with the device, dtype and sharding of `model`."""
+    tensor = tensor.to(model.device, model.dtype)
+    if not hasattr(model, "full_tensor"):
+        return tensor.clone()
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor, model.device_mesh, model.placements)  # type: ignore[attr-defined]
+
+
+def _collective_device() -> torch.device:
+    """nccl moves only GPU memory."""
+    if torch.distributed.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -1,0 +1,46 @@
+"""Metrics of a model on a task's evaluation streams: always the same instances of a split."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from headcode.tasks import Batch, Task, add_sums
+from headcode.train.distributed import Group
+from headcode.train.loss import prediction_loss
+
+
+def evaluation_splits(task: Task) -> list[str]:
+    """The streams that training is judged on: all but `train`, in the task's order."""
+    return [split for split in task.splits if split != "train"]
+
+
+def evaluate(
+    predict: Callable[[Tensor], Tensor], task: Task, split: str, size: int, batch_size: int, group: Group
+) -> dict[str, float | None]:
+    """The task's metrics and loss over instances 0 … size-1 of a split; the processes share the batches.
+
+    `predict` maps a batch's x to outputs (B, read queries, output_dim). A metric that is not a number is None.
+    """
+    starts = range(0, size, batch_size)
+    sums: dict[str, float] = {}
+    # Every process takes part in the same number of forward passes: a sharded model needs all of them at once.
+    for first in range(0, len(starts), group.world_size):
+        mine = first + group.rank
+        batch = _batch(task, split, starts[min(mine, len(starts) - 1)], size, batch_size)
+        with torch.no_grad():
+            prediction = predict(batch.x).double().cpu()
+        scores = task.score(prediction, batch)
+        scores["loss"] = float(prediction_loss(task, prediction, batch.y)) * len(batch.y)
+        counts = 1 if mine < len(starts) else 0
+        add_sums(sums, {name: counts * value for name, value in scores.items()})
+    sums = group.add_up(sums)
+    metrics = {"loss": sums.pop("loss") / sums["count"], **task.metrics(sums)}
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def _batch(task: Task, split: str, start: int, size: int, batch_size: int) -> Batch:
+    if start + batch_size <= size:
+        return task.sample(split, start // batch_size, batch_size)
+    return task.instances(split, range(start, size))

@@ -1,0 +1,203 @@
+"""The run folder: one run, one configuration, one process (or group) at a time.
+
+config.json          the RunConfig
+environment.json     versions, seed, git state, threads; one entry per start
+metrics.jsonl        losses and evaluations: the same bytes however often the run was killed and resumed
+timing.jsonl         steps per second and the share of time spent waiting for data
+checkpoints/step-N/  see `checkpoint`
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import IO, Any
+
+from headcode.presets import RunConfig
+from headcode.train.checkpoint import RUN_CONFIG_FILE, remove_leftovers
+from headcode.train.files import read_object, replace_file, to_json
+
+ENVIRONMENT_FILE = "environment.json"
+METRICS_FILE = "metrics.jsonl"
+TIMING_FILE = "timing.jsonl"
+LOCK_FILE = ".lock"
+
+
+class RunFolder:
+    """A run folder that is open for writing, and locked against every other process until `close`."""
+
+    def __init__(self, path: Path, config: RunConfig, lock: IO[str] | None) -> None:
+        self.path, self.config = path, config
+        self._lock = lock
+        self._metrics: IO[str] | None = None
+
+    @classmethod
+    def create(cls, path: str | Path, config: RunConfig) -> "RunFolder":
+        """A new run in an empty or missing folder, or the same run again; never another one."""
+        path = Path(path)
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"{path} is a file; choose a folder for the run.")
+        try:
+            if (path / RUN_CONFIG_FILE).is_file():
+                _refuse_other_config(path, config)
+            elif path.is_dir():
+                _refuse_strangers(path)
+            path.mkdir(parents=True, exist_ok=True)
+            lock = _take_lock(path)
+        except OSError as error:
+            raise _cannot_write(path, error) from None
+        if not (path / RUN_CONFIG_FILE).is_file():
+            replace_file(path / RUN_CONFIG_FILE, config.to_json().encode())
+        _refuse_other_config(path, config)
+        remove_leftovers(path)
+        return cls(path, config, lock)
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunFolder":
+        """An existing run, to continue it."""
+        path = Path(path)
+        config = read_run_config(path)
+        try:
+            lock = _take_lock(path)
+        except OSError as error:
+            raise _cannot_write(path, error) from None
+        remove_leftovers(path)
+        return cls(path, config, lock)
+
+    def record_environment(self, environment: dict[str, Any], step: int) -> None:
+        """Add this start to environment.json."""
+        starts = read_environments(self.path)
+        starts.append({"step": step, **environment})
+        replace_file(self.path / ENVIRONMENT_FILE, to_json({"seed": self.config.seed, "starts": starts}))
+
+    def rewind_metrics(self, records: list[dict[str, Any]]) -> None:
+        """Bring metrics.jsonl to what it was at the checkpoint, and open it for more."""
+        self._close_metrics()
+        path = self.path / METRICS_FILE
+        content = "".join(_line(record) for record in records).encode()
+        if not path.is_file() or path.read_bytes() != content:
+            replace_file(path, content)
+        self._metrics = path.open("a", encoding="utf-8")
+
+    def add_metrics(self, record: dict[str, Any]) -> None:
+        assert self._metrics is not None, "rewind_metrics opens the file"
+        self._metrics.write(_line(record))
+        self._metrics.flush()
+
+    def sync_metrics(self) -> None:
+        assert self._metrics is not None
+        os.fsync(self._metrics.fileno())
+
+    def add_timing(self, record: dict[str, Any]) -> None:
+        with (self.path / TIMING_FILE).open("a", encoding="utf-8") as file:
+            file.write(_line(record))
+
+    def close(self) -> None:
+        self._close_metrics()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _close_metrics(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+
+
+def read_run_config(path: str | Path) -> RunConfig:
+    """The configuration of a run folder, or one sentence that says why it is none."""
+    path = Path(path)
+    if not path.is_dir():
+        raise ValueError(f"{path} is not a run folder: there is no such folder.")
+    if not (path / RUN_CONFIG_FILE).is_file():
+        raise ValueError(f"{path} is not a run folder: it has no {RUN_CONFIG_FILE}.")
+    values = read_object(path / RUN_CONFIG_FILE)
+    if "task" not in values:
+        raise ValueError(f"{path} is not a run folder: its {RUN_CONFIG_FILE} is not that of a run.")
+    try:
+        return RunConfig.from_dict(values)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path / RUN_CONFIG_FILE} is not a valid run configuration: {error}") from None
+
+
+def read_environments(path: Path) -> list[dict[str, Any]]:
+    """What environment.json says of each start; an unreadable file counts as none."""
+    try:
+        starts = read_object(path / ENVIRONMENT_FILE).get("starts", [])
+    except (ValueError, OSError):
+        return []
+    return [start for start in starts if isinstance(start, dict)] if isinstance(starts, list) else []
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The records of a run's metrics.jsonl; a last line that is still being written is left out."""
+    records = []
+    lines = (Path(path) / METRICS_FILE).read_bytes().split(b"\n")
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            records.append(json.loads(line.decode("utf-8")))
+        except ValueError:
+            raise ValueError(f"{Path(path) / METRICS_FILE} line {number} is not valid JSON.") from None
+    return records
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(record, allow_nan=False) + "\n"
+
+
+def _is_leftover(name: str) -> bool:
+    """What a process that was killed before it had written config.json may have left."""
+    return name == LOCK_FILE or name.startswith(f".{RUN_CONFIG_FILE}.")
+
+
+def _refuse_strangers(path: Path) -> None:
+    if strangers := sorted(entry.name for entry in path.iterdir() if not _is_leftover(entry.name)):
+        raise ValueError(
+            f"{path} is not a run folder (it has no {RUN_CONFIG_FILE}, but {strangers[0]}); "
+            f"choose an empty or a new folder with --out."
+        )
+
+
+def _refuse_other_config(path: Path, config: RunConfig) -> None:
+    there, here = _flatten(read_run_config(path).to_dict()), _flatten(config.to_dict())
+    if different := [name for name in here | there if there.get(name) != here.get(name)]:
+        name = different[0]
+        raise ValueError(
+            f"{path} belongs to another run: {name} is {there.get(name)!r} there and {here.get(name)!r} here; "
+            f"choose another folder with --out."
+        )
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": _plain(value)}
+    return flat
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+def _take_lock(path: Path) -> IO[str] | None:
+    """A lock that the system releases when its process ends, however it ends."""
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # Windows: no such lock, and no protection
+        return None
+    lock = (path / LOCK_FILE).open("a+", encoding="utf-8", errors="replace")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        owner = lock.read(32).strip()
+        lock.close()
+        known = f" (process {owner})" if owner.isdigit() else ""
+        raise ValueError(f"{path} is in use by another process{known}; wait for it, or stop it.") from None
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+    return lock
+
+
+def _cannot_write(path: Path, error: OSError) -> ValueError:
+    return ValueError(f"{path} cannot be written ({error.strerror or error}); choose another folder with --out.")

@@ -1,0 +1,147 @@
+"""What learns: weights, optimiser state and averaged weights, on one device or as one part of many."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headcode.nn import Transformer
+from headcode.nn.storage import WEIGHTS_FILE
+from headcode.presets import RunConfig
+from headcode.tasks import Batch
+from headcode.train.checkpoint import AVERAGE_FILE, OPTIMIZER_FILE
+from headcode.train.distributed import Group, laid_out_like, replicate, shard, whole
+from headcode.train.loss import Loss, LossContext, task_loss
+from headcode.train.optim import Optimizer
+from headcode.train.randomness import seed_of
+from headcode.train.runtime import Runtime, find_device
+
+
+class Learner:
+    """The part of a run that changes from step to step. `join` makes it ready; before that its weights may be set."""
+
+    def __init__(self, config: RunConfig, runtime: Runtime, loss: Loss = task_loss) -> None:
+        self.config, self.runtime, self.loss = config, runtime, loss
+        self.device = find_device(runtime.device)
+        self.dtype = torch.float64 if config.precision == "float64" else torch.float32
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of(config.seed, "weights"))
+            self.model = Transformer(config.model).to(self.device, self.dtype)
+
+    def join(self, group: Group) -> None:
+        """Replicate or shard the model over the group, compile it if asked for, and make the optimiser."""
+        self.group = group
+        many = group.world_size > 1
+        self.sharded = self.runtime.fsdp and many
+        if self.sharded:
+            shard(self.model, list(self.model.blocks), self.device)
+        self.model.train()
+        self._forward: nn.Module = replicate(self.model, self.device) if many and not self.sharded else self.model
+        self.optimizer = Optimizer(self.model, self.config.optimization, sharded=self.sharded)
+        self.average: dict[str, Tensor] | None = None
+        if self.config.ema_decay is not None:
+            self.average = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self._called: Callable[..., Tensor] = torch.compile(self._forward) if self.runtime.compile else self._forward
+
+    def backward(self, parts: list[Batch], step: int) -> Tensor:
+        """Gradients of the mean loss over this process's part of the batch, and that loss."""
+        self.optimizer.zero_grad()
+        seed = seed_of(self.config.seed, "step", step)
+        total: Tensor | None = None
+        for index, batch in enumerate(parts):
+            x, y = self._on_device(batch.x), batch.y.to(self.device, non_blocking=True)
+            predict = functools.partial(self._predict, self._called, x, dropout_seed=seed)
+            context = LossContext(predict, self.model, Batch(x, y, batch.info), self.config.task, step, seed)
+            with self._synchronised(index == len(parts) - 1):
+                loss = self.loss(context)
+                if not isinstance(loss, Tensor) or loss.numel() != 1:
+                    raise ValueError(f"A loss must return a tensor with one number, got {loss!r}.")
+                loss = loss / len(parts) if len(parts) > 1 else loss
+                loss.backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
+        return total.reshape(())
+
+    def gradient_norm(self) -> Tensor:
+        """The norm of the whole gradient, before clipping; clips if the run says so."""
+        norm: Any = torch.nn.utils.get_total_norm(self.optimizer.gradients())
+        norm = norm.full_tensor() if self.sharded else norm
+        clip = self.config.optimization.clip_norm
+        if clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.optimizer.parameters, clip, norm)
+        return norm
+
+    def update(self, rate: float, step: int, skip: Tensor | None = None) -> None:
+        """One step of the optimiser and of the average; see `Optimizer.step` for `skip`."""
+        self.optimizer.step(rate, skip)
+        if self.average is not None and self.config.ema_decay is not None:
+            # The first steps count more than the decay says: they have nothing good to be averaged with.
+            decay = min(self.config.ema_decay, (1 + step) / (10 + step))
+            for name, parameter in self.model.named_parameters():
+                self.average[name].lerp_(parameter.detach(), 1 - decay)
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        """Gives x -> outputs, in evaluation mode and with averaged weights if there are any; all is put back after."""
+        weights = None if self.average is None else {n: p.detach().clone() for n, p in self.model.named_parameters()}
+        self.use_average()
+        self.model.eval()
+        try:
+            yield lambda x: self._predict(self.model, self._on_device(x))
+        finally:
+            self.model.train()
+            if weights is not None:
+                self._set_weights(weights)
+
+    def use_average(self) -> None:
+        """Put the averaged weights, if the run keeps any, into the model."""
+        if self.average is not None:
+            self._set_weights(self.average)
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Everything that a checkpoint keeps, whole and on the CPU, by file; every process must take part."""
+        files = {
+            WEIGHTS_FILE: {name: whole(tensor) for name, tensor in self.model.state_dict().items()},
+            OPTIMIZER_FILE: {name: whole(tensor) for name, tensor in self.optimizer.state()},
+        }
+        if self.average is not None:
+            files[AVERAGE_FILE] = {name: whole(tensor) for name, tensor in self.average.items()}
+        return files
+
+    def load(self, files: Mapping[str, dict[str, Tensor]]) -> None:
+        """Take what `tensors` gave."""
+        self._set_weights(self._laid_out(files[WEIGHTS_FILE]))
+        self.optimizer.load_state(files[OPTIMIZER_FILE])
+        if self.average is not None:
+            self.average = self._laid_out(files[AVERAGE_FILE])
+
+    def _laid_out(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: laid_out_like(weights[name], p) for name, p in self.model.named_parameters()}
+
+    def _set_weights(self, weights: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(weights[name])
+
+    def _on_device(self, x: Tensor) -> Tensor:
+        return x.to(self.device, self.dtype if x.is_floating_point() else x.dtype, non_blocking=True)
+
+    def _predict(self, forward: Callable[..., Tensor], x: Tensor, dropout_seed: int | None = None) -> Tensor:
+        bf16 = self.config.precision == "bf16"
+        with torch.autocast(self.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
+            return forward(x, queries=self.config.task.queries, dropout_seed=dropout_seed)
+
+    @contextlib.contextmanager
+    def _synchronised(self, is_last_part: bool) -> Iterator[None]:
+        """Gradients travel between processes with the last part of a batch only."""
+        if self.sharded:
+            self.model.set_requires_gradient_sync(is_last_part)  # type: ignore[operator]
+            yield
+        elif self.group.world_size > 1 and not is_last_part:
+            with self._forward.no_sync():  # type: ignore[operator]
+                yield
+        else:
+            yield

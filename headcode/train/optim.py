@@ -1,0 +1,130 @@
+"""The optimiser and its schedule, equal to the authors' to rounding.
+
+AdamW: p ← p - rate · (m̂ / (sqrt(v̂) + ε) + decay · p), with the decay on every parameter but the 1-D ones. The query, key
+and value biases are (head, dim) in the authors' code and are decayed, and so is the relative table.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from headcode.presets import OptimizationConfig
+
+_TWO_DIMENSIONAL_BIASES = ("query_proj.bias", "key_proj.bias", "value_proj.bias")
+
+
+def learning_rate(config: OptimizationConfig, step: int, steps: int) -> float:
+    """The rate of update number `step`, counted from 0: the first one has rate 0.
+
+    >>> config = OptimizationConfig(learning_rate=1.0, warmup_steps=10)
+    >>> [round(learning_rate(config, step, 100), 4) for step in (0, 5, 10, 55, 100)]
+    [0.0, 0.5, 1.0, 0.55, 0.1]
+    """
+    peak = config.learning_rate
+    warmup = min(config.warmup_steps, steps // 10)
+    if step < warmup:
+        return peak * step / warmup
+    end = steps - warmup if config.authors_schedule else steps
+    progress = min((step - warmup) / max(end - warmup, 1), 1.0)
+    cosine = 0.5 * (1 + math.cos(math.pi * progress))
+    return peak * ((1 - config.final_rate) * cosine + config.final_rate)
+
+
+def is_decayed(name: str, parameter: Tensor) -> bool:
+    """Whether weight decay applies to a parameter of a Transformer."""
+    return parameter.dim() > 1 or name.endswith(_TWO_DIMENSIONAL_BIASES)
+
+
+def is_block_matrix(name: str, parameter: Tensor) -> bool:
+    """Whether Muon takes a parameter: the weight matrices inside the blocks, not embedding, output or relative table."""
+    return name.startswith("blocks.") and name.endswith(".weight") and parameter.dim() == 2
+
+
+class Optimizer:
+    """AdamW over all parameters, or Muon over the blocks' matrices and AdamW over the rest.
+
+    State goes in and out as named tensors (`NAME.exp_avg`, …), so that it fits in a safetensors file.
+    """
+
+    def __init__(self, model: nn.Module, config: OptimizationConfig, *, sharded: bool = False) -> None:
+        parameters = dict(model.named_parameters())
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        muon = {n: p for n, p in parameters.items() if config.optimizer == "muon" and is_block_matrix(n, p)}
+        adamw = {n: p for n, p in parameters.items() if n not in muon}
+        self.parts: list[torch.optim.Optimizer] = [_make_adamw(adamw, config, sharded)]
+        if muon:
+            self.parts.append(_make_muon(list(muon.values()), config))
+        self.parameters = list(parameters.values())
+
+    @property
+    def skips_on_device(self) -> bool:
+        """Whether `step` can be told to do nothing by a tensor, without a look from the host."""
+        return len(self.parts) == 1 and bool(self.parts[0].defaults.get("fused"))
+
+    def step(self, rate: float, skip: Tensor | None = None) -> None:
+        """One update. Where `skip` (a float scalar on the parameters' device, 0 or 1) is 1, nothing changes."""
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = rate
+            if skip is not None:
+                part.found_inf, part.grad_scale = skip, None  # type: ignore[attr-defined]
+            part.step()
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """All state by name, as it is (possibly sharded)."""
+        for part in self.parts:
+            for parameter, entries in part.state.items():
+                for key, value in entries.items():
+                    yield f"{self._names[id(parameter)]}.{key}", value
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Take the state that `state` gave; the tensors must have their parameters' layout."""
+        by_parameter: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            parameter_name, _, key = name.rpartition(".")
+            by_parameter.setdefault(parameter_name, {})[key] = tensor
+        known = set(self._names.values())
+        if by_parameter and set(by_parameter) != known:
+            odd = sorted(set(by_parameter) ^ known)[0]
+            raise ValueError(f"The optimiser's state does not belong to this model: {odd} differs.")
+        for part in self.parts:
+            part.state.clear()
+            for group in part.param_groups:
+                for parameter in group["params"]:
+                    if by_parameter:
+                        part.state[parameter] = by_parameter[self._names[id(parameter)]]
+
+
+def _make_adamw(parameters: dict[str, nn.Parameter], config: OptimizationConfig, sharded: bool) -> torch.optim.AdamW:
+    decayed = [p for name, p in parameters.items() if is_decayed(name, p)]
+    others = [p for name, p in parameters.items() if not is_decayed(name, p)]
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        groups,
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.epsilon,
+        fused=not sharded,
+        foreach=True if sharded else None,
+    )
+
+
+def _make_muon(parameters: list[nn.Parameter], config: OptimizationConfig) -> torch.optim.Optimizer:
+    if not hasattr(torch.optim, "Muon"):
+        raise ValueError(f"optimizer='muon' needs torch 2.9 or later, this is {torch.__version__}; use adamw.")
+    # This adjustment gives an update the size of AdamW's, so that one learning rate and decay serve both.
+    return torch.optim.Muon(
+        parameters, lr=config.learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
+    )

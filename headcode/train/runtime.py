@@ -1,0 +1,115 @@
+"""Where and how a run is carried out: what does not belong to its configuration, and is recorded beside it."""
+
+import contextlib
+import dataclasses
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from headcode.config import Config
+from headcode.train.distributed import local_rank
+from headcode.version import __version__
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Runtime(Config):
+    """How a run is carried out. A resumed run takes what was recorded, because bits depend on it."""
+
+    device: str = "auto"
+    """auto (a GPU if there is one), cpu, cuda, cuda:1, mps."""
+    threads: int | None = None
+    """CPU threads of torch; None leaves torch's choice."""
+    compile: bool = False
+    """torch.compile the model: pays off in long runs, most of all on GPUs."""
+    fsdp: bool = False
+    """Shard weights, gradients and optimiser state over the processes (FSDP2) instead of replicating them (DDP)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads must be 1 or more, got {self.threads}.")
+
+
+def find_device(name: str) -> torch.device:
+    """The torch device of that name, or one sentence that says what this machine has."""
+    available = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if torch.backends.mps.is_available():
+        available.append("mps")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and torch.cuda.is_available():
+        name = f"cuda:{local_rank() % torch.cuda.device_count()}"
+    if name not in available:
+        raise ValueError(f"There is no device {name!r} here; this machine has: {', '.join(available)}.")
+    return torch.device(name)
+
+
+@contextlib.contextmanager
+def numerics(precision: str, device: torch.device, threads: int | None) -> Iterator[None]:
+    """Threads and matrix-product precision for the time of a run; both are put back afterwards."""
+    if precision == "tf32" and device.type != "cuda":
+        raise ValueError(f"precision 'tf32' is for CUDA devices, this run is on {device.type}; use float32.")
+    if precision == "float64" and device.type == "mps":
+        raise ValueError("precision 'float64' is not available on mps; use float32 or device cpu.")
+    threads_before, products_before = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads_before)
+        torch.set_float32_matmul_precision(products_before)
+
+
+def describe_environment(runtime: Runtime, device: torch.device, precision: str, world_size: int) -> dict[str, Any]:
+    """Versions, machine, threads and git state, for the run's records."""
+    import numpy
+
+    return {
+        "headcode": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "cpu_count": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "world_size": world_size,
+        "tf32": precision == "tf32",
+        "command": sys.argv,
+        "git": git_state(),
+        "runtime": runtime.to_dict(),
+    }
+
+
+def changes_of_environment(starts: list[dict[str, Any]], now: dict[str, Any]) -> str:
+    """What differs between the last start of a run and this one, of the things that change the last bits."""
+    if not starts:
+        return ""
+    names = ("headcode", "torch", "device", "threads", "world_size")
+    changed = [name for name in names if starts[-1].get(name) != now[name]]
+    if starts[-1].get("runtime", {}).get("compile") != now["runtime"]["compile"]:
+        changed.append("compile")
+    return ", ".join(changed)
+
+
+def git_state() -> dict[str, Any] | None:
+    """Commit and cleanliness of the working folder's repository; None where there is none."""
+
+    def git(*arguments: str) -> str:
+        finished = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, timeout=10, check=True, stdin=subprocess.DEVNULL
+        )
+        return finished.stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
