@@ -37,7 +37,12 @@ class Command(TaskOptions):
         for path in self.out:
             if path.suffix.lower() not in (".png", ".svg"):
                 raise ValueError(f"A picture's name ends in .png or .svg, got {path.name!r}.")
-        batch = task.instances(self.split, [self.instance])
+        from rich.console import Console
+
+        with Console(stderr=True).status("making it (the very first time compiles, some seconds)"):
+            batch = task.instances(self.split, [self.instance])
+            if isinstance(task, SRaven):
+                oracle.solve(batch.info["puzzles"], task.num_values, task.permute, task.rule_ids)
         if isinstance(task, SRaven):
             self._show_puzzle(task, batch)
         elif isinstance(task, FuzzyLogic):

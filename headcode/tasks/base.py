@@ -207,7 +207,7 @@ def divide(
             return held_out
     where = "both in training and held out" if cover_held_out else "in training"
     raise ValueError(
-        f"Holding out {num_held_out} of {count} compositions leaves no split in which every {part} occurs {where} "
+        f"Holding out {num_held_out} of {count} compositions, no split was found in which every {part} occurs {where} "
         f"({MAX_REDRAWS} draws tried): change held_out or the sizes of the task."
     )
 

@@ -4,7 +4,7 @@
 >>> task = SRaven(num_features=2)
 >>> prompt, answer = prompts(task, task.sample("iid", 0, 1))[0]
 >>> print(prompt.splitlines()[-4])
-Row 1: [1 0] [2 2] [2 3]
+Row 1: [6 2] [5 1] [5 5]
 """
 
 from collections.abc import Sequence

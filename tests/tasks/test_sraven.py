@@ -1,0 +1,334 @@
+"""SRAVEN: rules cell by cell, splits, permutations, alignment, the authors' statistics, scores and bad input."""
+
+import itertools
+import json
+import math
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from headcode.bench.tasks import num_shared
+from headcode.tasks import RULE_NAMES, SRaven
+
+GOLDENS = Path(__file__).parent.parent / "goldens" / "tasks_a.npz"
+
+
+def features_of(puzzles, permutations):
+    """(N, row, column, position) -> (N, row, column, feature)."""
+    where = np.argsort(permutations, axis=-1)
+    return np.take_along_axis(puzzles, np.broadcast_to(where[:, None], puzzles.shape), axis=-1)
+
+
+def follows(cells, rule, num_values):
+    """Whether one feature's cells (row, column) follow a rule, said in another way than the generator does."""
+    rows = [[int(value) for value in row] for row in cells]
+    if rule == 7:
+        return len({tuple(sorted(row)) for row in rows}) == 1 and len(set(rows[0])) == len(rows[0])
+    if rule in (5, 6):
+        sign = 1 if rule == 5 else -1
+        return all((row[0] + sign * sum(row[1:-1]) - row[-1]) % num_values == 0 for row in rows)
+    step = (0, 1, 2, -1, -2)[rule]
+    return all((b - a - step) % num_values == 0 for row in rows for a, b in itertools.pairwise(row))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"permute": False},
+        {"num_features": 3, "num_values": 5, "grid": 5, "seed": 3},
+        {"num_features": 2, "num_values": 13, "grid": 4, "seed": 1},
+        {"num_features": 7, "num_values": 3, "held_out": 0.1},
+        {"num_features": 5, "num_values": 2, "grid": 2, "held_out": 0.5},
+        {"num_features": 2, "rules": (7, 0, 5), "held_out": 0.34},
+        {"aligned": 0.5, "seed": 9},
+    ],
+)
+def test_every_feature_follows_its_rule_in_every_row(options):
+    task = SRaven(**options)
+    for split in task.splits:
+        batch = task.sample(split, 1, 211)
+        info = {name: value.numpy() for name, value in batch.info.items()}
+        cells = features_of(info["puzzles"], info["permutations"])
+        assert cells.min() >= 0
+        assert cells.max() < task.num_values
+        for n in range(211):
+            for feature in range(task.num_features):
+                assert follows(cells[n, :, :, feature], info["rules"][n, feature], task.num_values)
+        assert (np.sort(info["rules"], axis=1) == task.compositions[info["composition"]]).all()
+        assert set(info["composition"]) <= set(task.split_compositions[split].tolist())
+        assert (np.sort(info["permutations"], axis=-1) == np.arange(task.num_features)).all()
+        if not task.permute:
+            assert (info["permutations"] == np.arange(task.num_features)).all()
+
+
+def test_x_y_and_token_labels_are_what_the_puzzle_shows():
+    task = SRaven(num_features=3, num_values=5, grid=4, seed=2)
+    x, y, info = task.sample("iid", 0, 17)
+    assert (task.input_dim, task.output_dim, task.sequence_length, task.queries) == (5, 5, 48, slice(-3, None))
+    assert x.shape == (17, 48, 5)
+    assert x.dtype == torch.float32
+    assert y.dtype == torch.int64
+    puzzles = info["puzzles"].long()
+    tokens = puzzles.reshape(17, 48)
+    assert torch.equal(x[:, :-3], torch.nn.functional.one_hot(tokens[:, :-3], 5).float())
+    assert torch.equal(x[:, -3:], torch.zeros(17, 3, 5))
+    assert torch.equal(y, puzzles[:, 3, 3])
+    assert torch.equal(task.encode(puzzles), x)
+    for n, row, column, position in itertools.product(range(17), range(4), range(4), range(3)):
+        rule = info["rules"][n, info["permutations"][n, column, position]]
+        assert info["token_rules"][n, (row * 4 + column) * 3 + position] == rule
+    assert info["instance"].tolist() == list(range(17))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7, 2**64 - 1])
+def test_the_papers_splits(seed):
+    task = SRaven(seed=seed)
+    with np.load(GOLDENS) as data:
+        counts = data["counts"].tolist()
+    splits = task.split_compositions
+    assert counts == [330, 248, 82]
+    assert [len(task.compositions), len(splits["train"]), len(splits["compositional"])] == counts
+    train, held_out = set(splits["train"].tolist()), set(splits["compositional"].tolist())
+    assert not train & held_out
+    assert train | held_out == set(range(330))
+    assert (splits["iid"] == splits["train"]).all()
+    for ids in (splits["train"], splits["compositional"]):
+        assert set(task.compositions[ids].ravel().tolist()) == set(range(8))
+
+
+def test_no_held_out_composition_occurs_in_train():
+    task = SRaven()
+    train = np.unique(task.raw("train", np.arange(200_000))["composition"])
+    iid = np.unique(task.raw("iid", np.arange(200_000))["composition"])
+    held_out = np.unique(task.raw("compositional", np.arange(200_000))["composition"])
+    assert not np.intersect1d(train, held_out).size
+    assert (train == iid).all()
+    assert (len(train), len(held_out)) == (248, 82)
+
+
+def test_200000_puzzles_of_each_split_share_none_in_the_papers_setting():
+    shared = num_shared(SRaven(), 200_000)
+    assert shared == {("train", "iid"): 0, ("train", "compositional"): 0, ("iid", "compositional"): 0}
+
+
+def test_small_settings_do_share_puzzles_and_the_count_sees_it():
+    # 2 features of 3 values have far fewer puzzles than draws; the streams are disjoint all the same.
+    shared = num_shared(SRaven(num_features=2, num_values=3), 20_000)
+    assert min(shared.values()) > 1000
+
+
+def two_sample(left, right, size):
+    table = np.stack([np.bincount(left, minlength=size), np.bincount(right, minlength=size)])
+    table = table[:, table.sum(axis=0) > 0]
+    return stats.chi2_contingency(table).pvalue if table.shape[1] > 1 else 1.0
+
+
+@pytest.mark.parametrize("permuted", [True, False])
+def test_each_rules_cells_are_distributed_as_the_authors(permuted):
+    """Chi-square at a family-wise level of 0.001: each cell's marginal, and pairs along the row and down the column."""
+    with np.load(GOLDENS) as data:
+        if permuted:
+            names = ("train", "ood")
+            cells = np.concatenate(
+                [features_of(data[f"sraven.{n}.instances"], data[f"sraven.{n}.perms"]) for n in names]
+            )
+            shown = np.concatenate([data[f"sraven.{n}.instances"] for n in names])
+            rules = np.concatenate([data[f"sraven.{n}.rules"] for n in names])
+        else:
+            cells = shown = data["sraven.unpermuted.instances"]
+            rules = data["sraven.unpermuted.rules"]
+    ours = SRaven(permute=permuted, seed=1).raw("iid", np.arange(20_000))
+    our_cells = features_of(ours["puzzles"], ours["permutations"])
+    pvalues = []
+    for rule in range(8):
+        a = np.moveaxis(cells, -1, 1)[rules == rule].astype(np.int64)  # (features, row, column)
+        b = np.moveaxis(our_cells, -1, 1)[ours["rules"] == rule].astype(np.int64)
+        assert min(len(a), len(b)) > 500
+        pvalues += [two_sample(a[:, r, c], b[:, r, c], 8) for r in range(3) for c in range(3)]
+        pvalues += [two_sample(a[:, r, 0] * 8 + a[:, r, 1], b[:, r, 0] * 8 + b[:, r, 1], 64) for r in range(3)]
+        pvalues += [two_sample(a[:, 0, c] * 8 + a[:, 1, c], b[:, 0, c] * 8 + b[:, 1, c], 64) for c in range(3)]
+    if permuted:
+        positions = itertools.product(range(3), range(3), range(4))
+        pvalues += [two_sample(shown[:, r, c, j], ours["puzzles"][:, r, c, j], 8) for r, c, j in positions]
+    assert min(pvalues) > 0.001 / len(pvalues)
+    # The test has teeth: a rule's pairs compared with another rule's are far outside.
+    wrong = np.moveaxis(our_cells, -1, 1)[ours["rules"] == 1].astype(np.int64)
+    right = np.moveaxis(cells, -1, 1)[rules == 2].astype(np.int64)
+    assert two_sample(right[:, 0, 0] * 8 + right[:, 0, 1], wrong[:, 0, 0] * 8 + wrong[:, 0, 1], 64) < 1e-9
+
+
+def test_compositions_arrangements_and_permutations_are_uniform():
+    task = SRaven(num_features=3, seed=4)
+    for split, ids in task.split_compositions.items():
+        raw = task.raw(split, np.arange(40_000))
+        assert stats.chisquare(np.bincount(raw["composition"], minlength=120)[ids]).pvalue > 1e-4
+        codes = raw["permutations"] @ [9, 3, 1]  # (N, column)
+        assert stats.chisquare(np.unique(codes[:, 1], return_counts=True)[1]).pvalue > 1e-4
+        pairs = np.unique(codes[:, 0] * 27 + codes[:, 2], return_counts=True)[1]
+        assert len(pairs) == 36
+        assert stats.chisquare(pairs).pvalue > 1e-4
+    distinct = raw["rules"][np.array([len(set(multiset)) == 3 for multiset in raw["rules"].tolist()])]
+    orders = np.unique(np.argsort(distinct, axis=1) @ [9, 3, 1], return_counts=True)[1]
+    assert len(orders) == 6
+    assert stats.chisquare(orders).pvalue > 1e-4
+
+
+def test_unpermuted_rules_are_not_sorted_by_position():
+    rules = SRaven(permute=False).raw("train", np.arange(5000))["rules"]
+    assert (np.diff(rules, axis=1) >= 0).all(axis=1).mean() < 0.3
+    for position in range(4):
+        assert set(rules[:, position].tolist()) == set(range(8))
+
+
+def test_distribute_orders_may_repeat_and_cover_all():
+    task = SRaven(num_features=1, rules=(7,), held_out=0.0)
+    puzzles = task.raw("iid", np.arange(20_000))["puzzles"][..., 0].astype(np.int64)
+    same = (puzzles[:, 0] == puzzles[:, 1]).all(axis=1).mean()
+    assert abs(same - 1 / 6) < 0.01
+    codes = np.sort(puzzles[:, 0], axis=1) @ [64, 8, 1]
+    counts = np.unique(codes, return_counts=True)[1]
+    assert len(counts) == math.comb(8, 3)
+    assert stats.chisquare(counts).pvalue > 1e-4
+
+
+def test_aligned_share_is_met_in_train_only_and_leaves_the_rest_alone():
+    plain, half = SRaven(seed=6), SRaven(seed=6, aligned=0.5)
+    for split in plain.splits:
+        a, b = plain.raw(split, np.arange(20_000)), half.raw(split, np.arange(20_000))
+        aligned = (b["permutations"] == b["permutations"][:, :1]).all(axis=(1, 2))
+        if split == "train":
+            assert abs(b["aligned"].mean() - 0.5) < 0.015
+            assert aligned[b["aligned"]].all()
+            assert aligned[~b["aligned"]].mean() < 0.01  # three random permutations agree in 1 of 576
+            assert (a["puzzles"][~b["aligned"]] == b["puzzles"][~b["aligned"]]).all()
+            assert len(np.unique(b["permutations"][b["aligned"]][:, 0], axis=0)) == 24
+        else:
+            assert not b["aligned"].any()
+            assert all((a[name] == b[name]).all() for name in a)
+    assert SRaven(aligned=1.0).raw("train", np.arange(500))["aligned"].all()
+    assert SRaven(permute=False).raw("iid", np.arange(5))["aligned"].all()
+
+
+def test_a_curriculum_of_aligned_puzzles():
+    task = SRaven(aligned=[[0, 1.0], [10_000, 0.5], [20_000, 0.0]])
+    assert task.aligned_share(np.array([0, 5000, 10_000, 12_500, 20_000, 10**9])).tolist() == [
+        1,
+        0.75,
+        0.5,
+        0.375,
+        0,
+        0,
+    ]
+    aligned = task.raw("train", np.arange(30_000))["aligned"]
+    means = aligned.reshape(6, 5000).mean(axis=1)
+    np.testing.assert_allclose(means, [0.875, 0.625, 0.375, 0.125, 0, 0], atol=0.03)
+    late = SRaven(aligned=[(100, 0.25), (200, 0.75)])
+    assert late.aligned_share(np.array([0, 100, 150, 300])).tolist() == [0.25, 0.25, 0.5, 0.75]
+    again = SRaven.from_dict(json.loads(json.dumps(task.to_dict())))
+    assert again == task
+    assert hash(again) == hash(task)
+    assert (
+        again.raw("train", np.arange(12_000, 12_100))["puzzles"]
+        == task.raw("train", np.arange(12_000, 12_100))["puzzles"]
+    ).all()
+
+
+@given(st.integers(0, 50), st.integers(1, 9), st.sampled_from(["train", "iid", "compositional"]))
+@settings(max_examples=25, deadline=None)
+def test_an_instance_does_not_depend_on_its_batch(index, size, split):
+    task = SRaven(num_features=3, aligned=((0, 0.9), (300, 0.1)), seed=2)
+    batch = task.sample(split, index, size)
+    alone = task.instances(split, [index * size + size - 1])
+    assert torch.equal(batch.x[-1:], alone.x)
+    assert torch.equal(batch.y[-1:], alone.y)
+    for name, value in alone.info.items():
+        assert torch.equal(batch.info[name][-1:], value)
+
+
+def test_scores_by_hand():
+    task = SRaven()
+    batch = task.sample("iid", 0, 5)
+    guess = batch.y.clone()
+    guess[1, 0] = (guess[1, 0] + 1) % 8
+    guess[3] = (guess[3] + 1) % 8
+    expected = {"accuracy": 3 / 5, "feature_accuracy": 15 / 20}
+    assert task.metrics(task.score(guess, batch)) == expected
+    logits = torch.nn.functional.one_hot(guess, 8).float() * 3
+    assert task.metrics(task.score(logits, batch)) == expected
+    with pytest.raises(ValueError, match="score takes logits"):
+        task.score(torch.zeros(5, 3), batch)
+
+
+def test_a_task_is_its_configuration():
+    task = SRaven(rules=(0, 1, 5), num_features=5, seed=12)
+    task.sample("train", 0, 2)
+    copied = pickle.loads(pickle.dumps(task))
+    assert copied == task
+    assert len(pickle.dumps(task)) < 1000
+    assert torch.equal(copied.sample("train", 3, 4).x, task.sample("train", 3, 4).x)
+    assert SRaven(held_out=0.0).splits == ("train", "iid")
+    assert len(RULE_NAMES) == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"num_values": 3, "grid": 4},
+            "distribute \\(7\\) needs as many values as columns, got num_values=3 and grid=4",
+        ),
+        ({"num_features": 0}, "num_features must lie in 1..12, got 0"),
+        ({"num_values": 1}, "num_values must lie in 2..128"),
+        ({"grid": 1}, "grid must lie in 2..12"),
+        ({"held_out": -0.25}, "held_out is a share and must lie in 0..1"),
+        ({"held_out": 1.01}, "held_out is a share"),
+        ({"aligned": 2}, "aligned is a share"),
+        ({"aligned": ((0, 0.5), (10, 1.5))}, "aligned is a share"),
+        ({"aligned": ((5, 0.5), (5, 0.1))}, "rising instance numbers"),
+        ({"aligned": ((5, 0.5, 1),)}, "knots"),
+        ({"aligned": ()}, "knots"),
+        ({"held_out": 1.0}, "leaves no composition to train on"),
+        ({"num_features": 1}, "every rule occurs both in training and held out"),
+        ({"held_out": 0.997}, "no split was found in which every rule occurs both"),
+        ({"held_out": 0.001}, "holds out none"),
+        ({"rules": ()}, "at least one"),
+        ({"rules": (0, 8)}, "distinct ids"),
+        ({"rules": (1, 1)}, "distinct ids"),
+        ({"seed": 2**64}, "seed must lie in"),
+        ({"permute": 1}, "must be bool"),
+    ],
+)
+def test_bad_configurations_are_refused_in_one_sentence(options, sentence):
+    with pytest.raises(ValueError, match=sentence) as caught:
+        SRaven(**options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("novel", 0, 4), "This SRaven has no split 'novel'; its splits are 'train', 'iid', 'compositional'"),
+        (("train", -1, 4), "index counts batches from 0"),
+        (("train", 0, -4), "batch_size must be"),
+    ],
+)
+def test_bad_samples_are_refused_in_one_sentence(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        SRaven().sample(*arguments)
+
+
+def test_bad_puzzles_are_not_encoded():
+    with pytest.raises(ValueError, match="shape"):
+        SRaven().encode(np.zeros((2, 3, 3, 3), dtype=int))
+    with pytest.raises(ValueError, match="0..7"):
+        SRaven().encode(np.full((2, 3, 3, 4), 8))
+    hidden = np.zeros((2, 3, 3, 4), dtype=int)
+    hidden[:, -1, -1] = -1
+    assert SRaven().encode(hidden).sum() == 2 * 32
