@@ -1,5 +1,6 @@
 """Draws idea.png and idea.svg, the picture that explains the idea: python docs/images/idea.py"""
 
+import itertools
 from pathlib import Path
 
 import matplotlib
@@ -49,7 +50,7 @@ def draw():
     axes.text(14.3, 9.4, "the value network of this pair", ha="center", fontsize=13, color=INK)
     layers = [(11.2, 4), (14.2, 3), (17.2, 4)]
     nodes = [[(x, 5.7 + 0.95 * (i - (n - 1) / 2)) for i in range(n)] for x, n in layers]
-    for left, right in zip(nodes, nodes[1:]):
+    for left, right in itertools.pairwise(nodes):
         for i, a in enumerate(left):
             for j, b in enumerate(right):
                 strength = heights[(3 * i + 5 * j) % 8]
