@@ -12,10 +12,18 @@ from pathlib import Path
 from typing import Any
 
 
+def why_disabled() -> str | None:
+    """Why kernels do not compile, or None when they do."""
+    if os.environ.get("HEADCODE_DISABLE_NUMBA", "0") not in ("", "0"):
+        return "HEADCODE_DISABLE_NUMBA switches compiled kernels off"
+    if importlib.util.find_spec("numba") is None:
+        return "it needs Numba, which is not installed (pip install numba)"
+    return None
+
+
 def numba_enabled() -> bool:
     """Whether kernels compile: Numba is installed and HEADCODE_DISABLE_NUMBA is not set to 1."""
-    switched_off = os.environ.get("HEADCODE_DISABLE_NUMBA", "0") not in ("", "0")
-    return not switched_off and importlib.util.find_spec("numba") is not None
+    return why_disabled() is None
 
 
 def cache_folder() -> Path:

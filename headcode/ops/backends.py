@@ -1,11 +1,12 @@
 """Which backend serves a call: one visible function, and its reasons."""
 
-import importlib.util
 import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+
+from headcode.ops import cpu
 
 logger = logging.getLogger("headcode")
 
@@ -63,7 +64,7 @@ def _not_here(problem: Problem) -> str | None:
 # name -> the function that says why the backend cannot serve a problem (None: it can), best first.
 CANDIDATES: dict[str, Callable[[Problem], str | None]] = {
     "triton": _not_here,
-    "cpu": _not_here,
+    "cpu": cpu.unsupported,
     "chunked": _serves_all,
     "reference": _serves_all,
 }
@@ -110,6 +111,3 @@ def _announce(choice: BackendChoice) -> BackendChoice:
         logger.info("hyper_attention uses the %s backend: %s", choice.name, choice.reason)
     return choice
 
-
-def installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None

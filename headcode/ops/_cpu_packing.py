@@ -1,0 +1,138 @@
+"""What a call looks like to the fused CPU kernels, and how they bring tensors into their own layout and back.
+
+Rows are (length, head, dim), for queries and their gradients. A tile is (head, dim, key) of one block of keys, so that
+one vector holds 8 keys. Widths are padded with zeros to a multiple of the rows that are held in registers at once.
+"""
+
+import numpy as np
+from numba import carray
+
+from headcode.jit import njit
+from headcode.ops._simd import LANES, constant, load, memory, multiply, store, transpose
+
+NONE, RMS_HEAD, SOFTMAX = 0, 1, 2
+LINEAR, DEEP_LINEAR, RELU, GELU, SILU = 0, 1, 2, 3, 4
+
+_INTEGERS = (
+    "batch heads queries keys qk_width v_width qk_padded v_padded block norm net causal query_offset "
+    "threshold stream tasks splits batch_step length_step band_length mask mask_batch mask_key band band_step saved delta "
+    "partial_q partial_band"
+)
+SPEC = np.dtype(
+    [(name, np.int64) for name in _INTEGERS.split()] + [(name, np.float64) for name in ("scale", "keep_scale", "epsilon")]
+)
+"""A call, as the kernels see it. Addresses: mask, band, saved, delta, partial_*; 0 where there is none."""
+
+TENSORS = ("q", "k", "v", "out", "grad", "grad_q", "grad_k", "grad_v")
+"""Rows of the second argument of a kernel: an address, then the strides of batch, head, length and dim."""
+Q, K, V, OUT, GRAD, GRAD_Q, GRAD_K, GRAD_V = range(len(TENSORS))
+
+ANYWHERE = 2**48
+
+
+@njit()
+def array_at(address, like):  # type: ignore[no-untyped-def]
+    """The memory from an address on, as an array of like's type whose end nobody checks."""
+    return carray(memory(address, like), ANYWHERE)
+
+
+@njit()
+def _joined(tensor, heads, width, padded):  # type: ignore[no-untyped-def]
+    """Whether the heads of a token lie side by side, as in a fused projection, and fill whole vectors."""
+    return tensor[4] == 1 and tensor[2] == width and padded == width and heads * width % LANES == 0
+
+
+@njit()
+def pack_rows(target, tensor, b, first, last, heads, width, padded, scale):  # type: ignore[no-untyped-def]
+    """Rows first … last-1 of batch entry b, times a scale."""
+    source = array_at(tensor[0], target)
+    place = 0
+    joined = _joined(tensor, heads, width, padded)
+    for t in range(first, last):
+        start = b * tensor[1] + t * tensor[3]
+        if joined:
+            for d in range(0, heads * width, LANES):
+                store(target, place + d, multiply(load(source, start + d), constant(target, scale)))
+            place += heads * width
+            continue
+        for h in range(heads):
+            for d in range(width):
+                target[place + d] = source[start + h * tensor[2] + d * tensor[4]] * scale
+            for d in range(width, padded):
+                target[place + d] = 0
+            place += padded
+
+
+@njit()
+def unpack_rows(tensor, source, b, first, last, heads, width, padded, scale):  # type: ignore[no-untyped-def]
+    """The other way, times a scale."""
+    target = array_at(tensor[0], source)
+    place = 0
+    joined = _joined(tensor, heads, width, padded)
+    for t in range(first, last):
+        start = b * tensor[1] + t * tensor[3]
+        if joined:
+            for d in range(0, heads * width, LANES):
+                store(target, start + d, multiply(load(source, place + d), constant(source, scale)))
+            place += heads * width
+            continue
+        for h in range(heads):
+            for d in range(width):
+                target[start + h * tensor[2] + d * tensor[4]] = source[place + d] * scale
+            place += padded
+
+
+@njit()
+def pack_tile(target, tensor, b, key, p, width, padded, visible):  # type: ignore[no-untyped-def]
+    """The block of keys from `key` on; zero for padding dims, for keys past the end and for masked keys."""
+    source = array_at(tensor[0], target)
+    block, step = p.block, tensor[3]
+    count = min(p.keys - key, block)
+    base = b * tensor[1] + key * step
+    done = 0
+    if _joined(tensor, p.heads, width, padded):
+        done = count // LANES * LANES
+        for j in range(0, done, LANES):
+            for d in range(0, p.heads * width, LANES):
+                transpose(source, base + j * step + d, step, target, d * block + j, block)
+    place = 0
+    for h in range(p.heads):
+        for d in range(padded):
+            start = base + h * tensor[2] + d * tensor[4]
+            for j in range(done, block):
+                target[place + j] = source[start + j * step] if d < width and j < count else 0
+            if p.mask != 0:
+                for j in range(count):
+                    if visible[j] == 0:
+                        target[place + j] = 0
+            place += block
+
+
+@njit()
+def unpack_tile(tensor, source, b, key, p, width, padded):  # type: ignore[no-untyped-def]
+    """The other way."""
+    target = array_at(tensor[0], source)
+    block, step = p.block, tensor[3]
+    count = min(p.keys - key, block)
+    base = b * tensor[1] + key * step
+    done = 0
+    if _joined(tensor, p.heads, width, padded):
+        done = count // LANES * LANES
+        for j in range(0, done, LANES):
+            for d in range(0, p.heads * width, LANES):
+                transpose(source, d * block + j, block, target, base + j * step + d, step)
+    for h in range(p.heads):
+        for d in range(width):
+            start = base + h * tensor[2] + d * tensor[4]
+            for j in range(done, count):
+                target[start + j * step] = source[(h * padded + d) * block + j]
+
+
+@njit()
+def sum_parts(parts):  # type: ignore[no-untyped-def]
+    """parts[0] += parts[1] + parts[2] + …, in this order."""
+    total = parts[0]
+    for i in range(1, parts.shape[0]):
+        part = parts[i]
+        for j in range(total.size):
+            total[j] += part[j]

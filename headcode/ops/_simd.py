@@ -1,0 +1,445 @@
+"""Explicit SIMD for Numba: vectors of 8 lanes, and small tuples of them ("rows") that stay in registers.
+
+Numba leaves vectorisation to LLVM, which cannot prove that our buffers do not overlap and then either guards every
+short loop with checks or gives up. These intrinsics say directly what is meant, and compile to the same instructions
+on every run. LLVM maps the 8 lanes to whatever the machine has (one AVX register, two NEON ones). Indices are
+neither checked nor wrapped. Imported at first use only: it needs Numba.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
+
+from headcode.ops.dropout import KEY_FACTOR, MIX_FACTORS
+
+LANES = 8
+
+Builder = Any
+
+
+class Vector(types.Type):
+    """LANES numbers of one floating type."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+        super().__init__(name=f"Vector({dtype})")
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, fe_type: Vector) -> None:
+        super().__init__(manager, fe_type, _vector_type(fe_type.dtype))
+
+
+def _vector_type(dtype: Any) -> ir.VectorType:
+    return ir.VectorType(ir.FloatType() if dtype == types.float32 else ir.DoubleType(), LANES)
+
+
+def _rows_type(vector: Vector, like: Any) -> types.UniTuple:
+    return types.UniTuple(vector, len(like))
+
+
+def _address(context: Any, builder: Builder, array_type: Any, array: Any, index: Any) -> Any:
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.gep(data, [index])
+
+
+def _vector_pointer(builder: Builder, pointer: Any, lanes: int = LANES) -> Any:
+    element = pointer.type.pointee
+    return builder.bitcast(pointer, ir.PointerType(ir.VectorType(element, lanes)))
+
+
+def _load(builder: Builder, pointer: Any, lanes: int = LANES) -> Any:
+    element = pointer.type.pointee
+    loaded = builder.load(_vector_pointer(builder, pointer, lanes))
+    loaded.align = 4 if isinstance(element, ir.FloatType) else 8
+    return loaded
+
+
+def _store(builder: Builder, value: Any, pointer: Any) -> None:
+    stored = builder.store(value, _vector_pointer(builder, pointer, value.type.count))
+    stored.align = 4 if isinstance(value.type.element, ir.FloatType) else 8
+
+
+def _splat(builder: Builder, scalar: Any) -> Any:
+    undefined = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
+    single = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(single, undefined, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
+
+
+def _shuffle(builder: Builder, a: Any, b: Any, lanes: list[int]) -> Any:
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
+
+
+def _muladd(builder: Builder, x: Any, y: Any, accumulator: Any) -> Any:
+    suffix = "f32" if isinstance(x.type.element, ir.FloatType) else "f64"
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(x.type, [x.type] * 3), f"llvm.fmuladd.v{LANES}{suffix}"
+    )
+    return builder.call(function, [x, y, accumulator])
+
+
+@intrinsic
+def load(typingctx, array, index):  # type: ignore[no-untyped-def]
+    """The LANES numbers from array[index] on."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return _load(builder, _address(context, builder, signature.args[0], *arguments))
+
+    return Vector(array.dtype)(array, types.intp), codegen
+
+
+@intrinsic
+def store(typingctx, array, index, vector):  # type: ignore[no-untyped-def]
+    """Write a vector to array[index] and on."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        _store(builder, arguments[2], _address(context, builder, signature.args[0], *arguments[:2]))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, vector), codegen
+
+
+@intrinsic
+def splat(typingctx, array, index):  # type: ignore[no-untyped-def]
+    """array[index] in every lane."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return _splat(builder, builder.load(_address(context, builder, signature.args[0], *arguments)))
+
+    return Vector(array.dtype)(array, types.intp), codegen
+
+
+@intrinsic
+def constant(typingctx, array, value):  # type: ignore[no-untyped-def]
+    """A number, converted to the array's type, in every lane."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        scalar = context.cast(builder, arguments[1], signature.args[1], signature.args[0].dtype)
+        return _splat(builder, scalar)
+
+    return Vector(array.dtype)(array, value), codegen
+
+
+@intrinsic
+def load_rows(typingctx, array, index, stride, like):  # type: ignore[no-untyped-def]
+    """One vector from each of len(like) rows that lie `stride` apart."""
+    rows = _rows_type(Vector(array.dtype), like)
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        array, index, stride, _ = arguments
+        vectors = []
+        for _ in range(len(like)):
+            vectors.append(_load(builder, _address(context, builder, signature.args[0], array, index)))
+            index = builder.add(index, stride)
+        return context.make_tuple(builder, rows, vectors)
+
+    return rows(array, types.intp, types.intp, like), codegen
+
+
+@intrinsic
+def store_rows(typingctx, array, index, stride, rows):  # type: ignore[no-untyped-def]
+    """Write one vector to each of several rows that lie `stride` apart."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        array, index, stride, value = arguments
+        for vector in cgutils.unpack_tuple(builder, value):
+            _store(builder, vector, _address(context, builder, signature.args[0], array, index))
+            index = builder.add(index, stride)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, rows), codegen
+
+
+@intrinsic
+def splat_rows(typingctx, array, index, like):  # type: ignore[no-untyped-def]
+    """len(like) consecutive numbers, each in every lane of its own vector."""
+    rows = _rows_type(Vector(array.dtype), like)
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        address = _address(context, builder, signature.args[0], *arguments[:2])
+        one = ir.Constant(ir.IntType(32), 1)
+        vectors = []
+        for _ in range(len(like)):
+            vectors.append(_splat(builder, builder.load(address)))
+            address = builder.gep(address, [one])
+        return context.make_tuple(builder, rows, vectors)
+
+    return rows(array, types.intp, like), codegen
+
+
+@intrinsic
+def zero_rows(typingctx, array, like):  # type: ignore[no-untyped-def]
+    """len(like) vectors of zeros."""
+    rows = _rows_type(Vector(array.dtype), like)
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        zero = ir.Constant(_vector_type(signature.args[0].dtype), None)
+        return context.make_tuple(builder, rows, [zero] * len(like))
+
+    return rows(array, like), codegen
+
+
+@intrinsic
+def muladd(typingctx, x, y, accumulator):  # type: ignore[no-untyped-def]
+    """accumulator + x * y."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return _muladd(builder, *arguments)
+
+    return accumulator(x, y, accumulator), codegen
+
+
+@intrinsic
+def muladd_rows(typingctx, x, rows, accumulators):  # type: ignore[no-untyped-def]
+    """accumulators[i] + x * rows[i] for every i; x is one vector."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        x, rows, accumulators = arguments
+        pairs = zip(cgutils.unpack_tuple(builder, rows), cgutils.unpack_tuple(builder, accumulators), strict=True)
+        return context.make_tuple(builder, signature.return_type, [_muladd(builder, x, row, a) for row, a in pairs])
+
+    return accumulators(x, rows, accumulators), codegen
+
+
+@intrinsic
+def dot_rows(typingctx, a, b, accumulator):  # type: ignore[no-untyped-def]
+    """accumulator + Σ_i a[i] * b[i], lane by lane: one vector."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        a, b, accumulator = arguments
+        for x, y in zip(cgutils.unpack_tuple(builder, a), cgutils.unpack_tuple(builder, b), strict=True):
+            accumulator = _muladd(builder, x, y, accumulator)
+        return accumulator
+
+    return accumulator(a, b, accumulator), codegen
+
+
+@intrinsic
+def add_lane_sums(typingctx, array, index, rows):  # type: ignore[no-untyped-def]
+    """array[index + i] += the sum of the lanes of rows[i]."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        vectors = list(cgutils.unpack_tuple(builder, arguments[2]))
+        address = _address(context, builder, signature.args[0], *arguments[:2])
+        for start in range(0, len(vectors), 4):
+            group = vectors[start : start + 4]
+            # A transposing tree: four sums cost seven shuffles and four additions, less than one alone times four.
+            a, b, c, d = (group * 4)[:4]
+            ab, cd = _fold(builder, a, b, 1), _fold(builder, c, d, 1)
+            both = _fold(builder, ab, cd, 2)
+            sums = builder.fadd(_shuffle(builder, both, both, [0, 1, 2, 3]), _shuffle(builder, both, both, [4, 5, 6, 7]))
+            target = builder.gep(address, [ir.Constant(ir.IntType(32), start)])
+            if len(group) < 4:
+                sums = _shuffle(builder, sums, sums, list(range(len(group))))
+            _store(builder, builder.fadd(_load(builder, target, len(group)), sums), target)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, rows), codegen
+
+
+def _fold(builder: Builder, a: Any, b: Any, width: int) -> Any:
+    """Add the halves of every group of 4 lanes and interleave two vectors, `width` lanes at a time."""
+    low = [0, 8, 1, 9, 4, 12, 5, 13] if width == 1 else [0, 1, 8, 9, 4, 5, 12, 13]
+    high = [2, 10, 3, 11, 6, 14, 7, 15] if width == 1 else [2, 3, 10, 11, 6, 7, 14, 15]
+    return builder.fadd(_shuffle(builder, a, b, low), _shuffle(builder, a, b, high))
+
+
+@intrinsic
+def transpose(typingctx, source, index, stride, target, place, step):  # type: ignore[no-untyped-def]
+    """Copy a LANES×LANES square: its rows lie `stride` apart in source, its columns `step` apart in target."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        source, index, stride, target, place, step = arguments
+        rows = []
+        for _ in range(LANES):
+            rows.append(_load(builder, _address(context, builder, signature.args[0], source, index)))
+            index = builder.add(index, stride)
+        # Interleave single lanes, then pairs, then halves.
+        for distance, low, high in (
+            (1, [0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]),
+            (2, [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]),
+            (4, [0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]),
+        ):
+            after = list(rows)
+            for i in range(LANES):
+                if not i & distance:
+                    after[i] = _shuffle(builder, rows[i], rows[i | distance], low)
+                    after[i | distance] = _shuffle(builder, rows[i], rows[i | distance], high)
+            rows = after
+        for column in (0, 2, 1, 3, 4, 6, 5, 7):
+            _store(builder, rows[column], _address(context, builder, signature.args[3], target, place))
+            place = builder.add(place, step)
+        return context.get_dummy_value()
+
+    return types.void(source, types.intp, types.intp, target, types.intp, types.intp), codegen
+
+
+def _binary(emit: Callable[[Builder, Any, Any], Any], doc: str) -> Any:
+    def function(typingctx, a, b):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            return emit(builder, *arguments)
+
+        return a(a, b), codegen
+
+    function.__doc__ = doc
+    return intrinsic(function)
+
+
+add = _binary(lambda builder, a, b: builder.fadd(a, b), "a + b")
+subtract = _binary(lambda builder, a, b: builder.fsub(a, b), "a - b")
+multiply = _binary(lambda builder, a, b: builder.fmul(a, b), "a * b")
+divide = _binary(lambda builder, a, b: builder.fdiv(a, b), "a / b")
+maximum = _binary(
+    lambda builder, a, b: builder.select(builder.fcmp_unordered(">", a, b), a, b), "The larger; a where either is NaN."
+)
+minimum = _binary(
+    lambda builder, a, b: builder.select(builder.fcmp_unordered("<", a, b), a, b), "The smaller; a where either is NaN."
+)
+
+
+@intrinsic
+def where_positive(typingctx, condition, a, b):  # type: ignore[no-untyped-def]
+    """a in the lanes where condition > 0, else b."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        condition, a, b = arguments
+        return builder.select(builder.fcmp_ordered(">", condition, ir.Constant(condition.type, None)), a, b)
+
+    return a(condition, a, b), codegen
+
+
+@intrinsic
+def sqrt(typingctx, x):  # type: ignore[no-untyped-def]
+    """The square root of every lane."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return _unary(builder, "sqrt", arguments[0])
+
+    return x(x), codegen
+
+
+def _unary(builder: Builder, name: str, x: Any) -> Any:
+    suffix = "f32" if isinstance(x.type.element, ir.FloatType) else "f64"
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(x.type, [x.type]), f"llvm.{name}.v{LANES}{suffix}"
+    )
+    return builder.call(function, [x])
+
+
+@intrinsic
+def exp(typingctx, x):  # type: ignore[no-untyped-def]
+    """e**x, to the last bit or two; 0 where the result would be denormal, largest finite where it would overflow.
+
+    e**x = 2**n · e**r with n = round(x / log 2) and |r| ≤ log(2)/2, where a short Taylor series is exact enough.
+    LLVM has no vector exponential of its own, and calling a scalar one eight times costs more than all the rest.
+    """
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        given = arguments[0]
+        single = isinstance(given.type.element, ir.FloatType)
+        bits, fraction, degree = (32, 23, 7) if single else (64, 52, 13)
+        # log 2 in two parts, so that n times the first part is exact.
+        high, low = (0.693359375, -2.12194440e-4) if single else (0.6931471803691238, 1.9082149292705877e-10)
+        lowest, highest = (-87.3, 88.3) if single else (-708.3, 709.4)
+
+        def number(value: float) -> Any:
+            return ir.Constant(given.type, [float(np.float32(value)) if single else value] * LANES)
+
+        # Ordered comparisons: NaN leaves the clamp as a number, and comes back at the end.
+        x = builder.select(builder.fcmp_ordered(">", given, number(lowest)), given, number(lowest))
+        x = builder.select(builder.fcmp_ordered("<", x, number(highest)), x, number(highest))
+        n = _unary(builder, "rint", builder.fmul(x, number(1.4426950408889634)))
+        r = _muladd(builder, n, number(-high), x)
+        r = _muladd(builder, n, number(-low), r)
+        result = number(1 / math.factorial(degree))
+        for i in range(degree - 1, -1, -1):
+            result = _muladd(builder, result, r, number(1 / math.factorial(i)))
+        integers = ir.VectorType(ir.IntType(bits), LANES)
+        exponent = builder.add(builder.fptosi(n, integers), ir.Constant(integers, [2 ** (bits - fraction - 2) - 1] * LANES))
+        power = builder.bitcast(builder.shl(exponent, ir.Constant(integers, [fraction] * LANES)), given.type)
+        result = builder.fmul(result, power)
+        result = builder.select(builder.fcmp_ordered("<", given, number(lowest)), ir.Constant(given.type, None), result)
+        return builder.select(builder.fcmp_unordered("uno", given, given), given, result)
+
+    return x(x), codegen
+
+
+@intrinsic
+def lane_maximum(typingctx, x):  # type: ignore[no-untyped-def]
+    """The largest lane."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return _fold_lanes(builder, arguments[0], lambda a, b: builder.select(builder.fcmp_unordered(">", a, b), a, b))
+
+    return x.dtype(x), codegen
+
+
+@intrinsic
+def lane_sum(typingctx, x):  # type: ignore[no-untyped-def]
+    """The sum of the lanes."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return _fold_lanes(builder, arguments[0], builder.fadd)
+
+    return x.dtype(x), codegen
+
+
+def _fold_lanes(builder: Builder, x: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    lanes = LANES
+    while lanes > 1:
+        lanes //= 2
+        x = combine(
+            _shuffle(builder, x, x, list(range(lanes))), _shuffle(builder, x, x, list(range(lanes, 2 * lanes)))
+        )
+    return builder.extract_element(x, ir.Constant(ir.IntType(32), 0))
+
+
+@intrinsic
+def memory(typingctx, address, like):  # type: ignore[no-untyped-def]
+    """The memory at an address, as a pointer to numbers of the array's type; `carray` makes it an array."""
+    pointer = types.CPointer(like.dtype)
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return pointer(types.intp, like), codegen
+
+
+@intrinsic
+def take_next(typingctx, counter):  # type: ignore[no-untyped-def]
+    """counter[0], which goes up by one: atomically, so that threads share a list of tasks."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.atomic_rmw("add", data, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(counter), codegen
+
+
+@intrinsic
+def keep_lanes(typingctx, row, key, threshold, like):  # type: ignore[no-untyped-def]
+    """1 in the lanes of keys key, key+1, … that dropout keeps, else 0: the last two lines of `ops.dropout`'s hash."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        words = ir.VectorType(ir.IntType(32), LANES)
+
+        def word(value: int) -> Any:
+            return ir.Constant(words, [value] * LANES)
+
+        row, key, threshold = (_splat(builder, builder.trunc(x, ir.IntType(32))) for x in arguments[:3])
+        keys = builder.add(key, ir.Constant(words, list(range(LANES))))
+        x = builder.add(row, builder.mul(keys, word(KEY_FACTOR)))
+        x = builder.mul(builder.xor(x, builder.lshr(x, word(16))), word(MIX_FACTORS[0]))
+        x = builder.mul(builder.xor(x, builder.lshr(x, word(15))), word(MIX_FACTORS[1]))
+        x = builder.xor(x, builder.lshr(x, word(16)))
+        vector = _vector_type(signature.return_type.dtype)
+        return builder.uitofp(builder.icmp_unsigned(">=", x, threshold), vector)
+
+    return Vector(like.dtype)(types.int64, types.int64, types.int64, like), codegen
