@@ -154,14 +154,19 @@ def fields_of(config: RunConfig) -> dict[str, tuple[str | None, str]]:
     return {**flat, "task_seed": ("task", "seed")}
 
 
-def get_field(config: RunConfig, name: str) -> Any:
+def owner_of(config: RunConfig, name: str) -> tuple[Config, str]:
+    """The configuration that a field stands in, and its name there."""
     section, field = fields_of(config)[name]
-    return getattr(config if section is None else getattr(config, section), field)
+    return (config if section is None else getattr(config, section)), field
+
+
+def get_field(config: RunConfig, name: str) -> Any:
+    owner, field = owner_of(config, name)
+    return getattr(owner, field)
 
 
 def field_type(config: RunConfig, name: str) -> Any:
-    section, field = fields_of(config)[name]
-    owner = config if section is None else getattr(config, section)
+    owner, field = owner_of(config, name)
     return typing.get_type_hints(type(owner))[field]
 
 

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 # name -> what it is for; the module of the same name is imported only when the command is used.
 COMMANDS = {
     "demo": "See the hypernetwork inside an attention layer.",
+    "train": "Train a model on a task, into a run folder.",
+    "resume": "Go on with a run from its last checkpoint.",
+    "eval": "Metrics of a trained run on its task's splits.",
     "puzzle": "Look at one instance of a task: terminal, PNG, SVG.",
     "export": "Write a split as Parquet, JSONL, NPZ or text prompts.",
     "info": "Parameters, shapes and FLOPs of a checkpoint.",
@@ -33,8 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if name not in COMMANDS:
         _fail(f"There is no command {name!r}; the commands are: {', '.join(COMMANDS)}.")
     module = importlib.import_module(f"headcode.cli.{name}")
-    command = _parse(module.Command, name, module.__doc__ or "", rest)
     try:
+        if hasattr(module, "parse"):  # a command whose flags depend on its arguments
+            command = module.parse(rest)
+        else:
+            command = parse_with_tyro(module.Command, name, module.__doc__ or "", rest)
         command.run()
     except BrokenPipeError:
         # The reader of our output (head, less) has gone: not an error worth a word.
@@ -45,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(_one_line(error))
 
 
-def _parse(cls: type, name: str, doc: str, arguments: list[str]):  # type: ignore[no-untyped-def]
+def parse_with_tyro(cls: type, name: str, doc: str, arguments: list[str]):  # type: ignore[no-untyped-def]
+    """An instance of a command's dataclass, or exit code 2 and one sentence."""
     import tyro
 
     complaint = io.StringIO()

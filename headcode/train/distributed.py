@@ -64,6 +64,11 @@ def started_by_torchrun() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+def is_main_process() -> bool:
+    """Whether this process is the one that talks, also before the group has met."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def join_group(device: torch.device) -> Group:
     """The group that torchrun's environment describes; nccl between GPUs, gloo otherwise."""
     if not started_by_torchrun():

@@ -1,11 +1,14 @@
 """Metrics of a model on a task's evaluation streams: always the same instances of a split."""
 
+import contextlib
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from headcode.nn import Transformer
+from headcode.presets import RunConfig
 from headcode.tasks import Batch, Task, add_sums
 from headcode.train.distributed import Group
 from headcode.train.loss import prediction_loss
@@ -38,6 +41,22 @@ def evaluate(
     sums = group.add_up(sums)
     metrics = {"loss": sums.pop("loss") / sums["count"], **task.metrics(sums)}
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def evaluate_model(
+    model: Transformer, config: RunConfig, splits: list[str], *, size: int, batch_size: int, device: torch.device
+) -> dict[str, dict[str, float | None]]:
+    """The metrics of a trained model, split by split: with the run's own sizes, the numbers that training recorded."""
+    model = model.to(device).eval()
+    dtype = next(model.parameters()).dtype
+    bf16 = config.precision == "bf16"
+
+    def predict(x: Tensor) -> Tensor:
+        x = x.to(device, dtype if x.is_floating_point() else x.dtype)
+        with torch.autocast(device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
+            return model(x, queries=config.task.queries)
+
+    return {split: evaluate(predict, config.task, split, size, batch_size, Group()) for split in splits}
 
 
 def _batch(task: Task, split: str, start: int, size: int, batch_size: int) -> Batch:

@@ -29,7 +29,7 @@ class LossContext(NamedTuple):
     predict: Callable[[], Tensor]
     """Runs the model on the batch: outputs (B, read queries, output_dim), dropout and precision as the run says."""
     model: Transformer
-    """The bare model, to look inside (`capture_codes`); call `predict`, not the model, so that many devices stay in step."""
+    """The bare model, to look inside (`capture_codes`). Call `predict`, not the model, so that devices stay in step."""
     batch: Batch
     """x and y on the run's device; `info` stays on the CPU."""
     task: Task

@@ -1,7 +1,7 @@
 """The optimiser and its schedule, equal to the authors' to rounding.
 
-AdamW: p ← p - rate · (m̂ / (sqrt(v̂) + ε) + decay · p), with the decay on every parameter but the 1-D ones. The query, key
-and value biases are (head, dim) in the authors' code and are decayed, and so is the relative table.
+AdamW: p ← p - rate · (m̂ / (sqrt(v̂) + ε) + decay · p), with the decay on every parameter but the 1-D ones. The query,
+key and value biases are (head, dim) in the authors' code and are decayed, and so is the relative table.
 """
 
 import math
@@ -38,7 +38,7 @@ def is_decayed(name: str, parameter: Tensor) -> bool:
 
 
 def is_block_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether Muon takes a parameter: the weight matrices inside the blocks, not embedding, output or relative table."""
+    """Whether Muon takes a parameter: the weight matrices inside the blocks, and no embedding or table."""
     return name.startswith("blocks.") and name.endswith(".weight") and parameter.dim() == 2
 
 

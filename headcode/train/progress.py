@@ -84,7 +84,7 @@ class PlainReporter:
 
     def _line(self) -> str:
         rate = (self._step - self._first) / max(time.monotonic() - self._begin, 1e-9)
-        left = f"{_duration((self._steps - self._step) / rate)} left" if rate > 0 else ""
+        left = f"{duration((self._steps - self._step) / rate)} left" if rate > 0 else ""
         parts = (f"step {self._step}/{self._steps}", f"{rate:.3g} steps/s", left, str(self._latest))
         return " · ".join(part for part in parts if part)
 
@@ -192,7 +192,12 @@ def _missing(name: str, extra: str) -> ModuleNotFoundError:
     return ModuleNotFoundError(f"{name} is not installed; install it with: pip install 'headcode[{extra}]'.")
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Words for a time.
+
+    >>> duration(59.6), duration(3725)
+    ('1 min 00 s', '1 h 02 min')
+    """
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

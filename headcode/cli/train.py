@@ -1,0 +1,203 @@
+"""Train a model on a task, into a run folder. The same command again goes on where it stopped.
+
+Example: headcode train logic --preset logic-small --method hyla --out runs/first
+"""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import itertools
+import json
+import textwrap
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from headcode.cli._training import Switch, Trackers, carry_out, print_json
+from headcode.nn import forward_flops
+from headcode.presets import (
+    DEFAULT_PRESETS,
+    PRESETS,
+    RunConfig,
+    field_type,
+    fields_of,
+    get_field,
+    override,
+    owner_of,
+    preset,
+)
+from headcode.train import Runtime, Trainer
+from headcode.train.distributed import is_main_process
+from headcode.train.progress import duration
+
+PROBE_SECONDS = 3.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainOptions(Trackers):
+    """What a training command says beyond the configuration. The fields of the configuration are added by `parse`."""
+
+    task: tyro.conf.Suppress[str]
+    preset: str
+    """The configuration to start from."""
+    out: Path | None = None
+    """The run folder; runs/PRESET-METHOD-seedN unless given."""
+    dry_run: Switch = False
+    """Print the resolved configuration and its cost (a 3-second probe), and write nothing."""
+    device: str = "auto"
+    """auto (a GPU if there is one), cpu, cuda, cuda:1, mps."""
+    threads: int | None = None
+    """CPU threads; torch's choice unless given."""
+    compile: Switch = False
+    """torch.compile the model: pays off in long runs, most of all on GPUs."""
+    fsdp: Switch = False
+    """With many processes, shard weights and optimiser state over them (FSDP2) instead of replicating (DDP)."""
+
+    def config(self) -> RunConfig:
+        start = preset(self.preset)
+        given = {name: getattr(self, name) for name in fields_of(start)}
+        if given["task_seed"] is None:
+            given.pop("task_seed")
+        for name, value in given.items():
+            if _as_text(field_type(start, name)) and isinstance(value, str):
+                given[name] = _from_text(name, value)
+        return override(start, **{k: v for k, v in given.items() if v != get_field(start, k) or k == "task_seed"})
+
+    def run(self) -> None:
+        config = self.config()
+        runtime = Runtime(device=self.device, threads=self.threads, compile=self.compile, fsdp=self.fsdp)
+        if self.dry_run:
+            report = {"config": config.to_dict(), "cost": cost(config, runtime)}
+            if is_main_process():
+                print_json(report)
+            return
+        out = Path("runs") / f"{self.preset}-{config.model.method}-seed{config.seed}" if self.out is None else self.out
+        carry_out(config, out, runtime, self)
+
+
+def cost(config: RunConfig, runtime: Runtime) -> dict[str, Any]:
+    """Parameters, arithmetic and time of a run; the time from a short probe on this machine."""
+    trainer = Trainer(config, runtime=runtime)
+    parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+    # The backward pass has two matrix products for each one of the forward pass.
+    flops = 3 * config.batch_size * forward_flops(config.model, config.task.sequence_length, config.task.queries)
+    speed = trainer.probe(PROBE_SECONDS)
+    return {
+        "parameters": parameters,
+        "flops_per_step": flops,
+        "steps_per_second": round(speed, 3),
+        "estimated_seconds": round(config.steps / speed, 1),
+        "estimated_time": duration(config.steps / speed),
+    }
+
+
+def parse(arguments: Sequence[str]) -> TrainOptions:
+    """The command for these arguments: its flags are the fields of the preset's configuration, with its values."""
+    from headcode.cli import parse_with_tyro
+
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_overview())
+        raise SystemExit(0)
+    task = arguments[0]
+    if task not in DEFAULT_PRESETS:
+        raise ValueError(f"There is no task {task!r}; the tasks are: {', '.join(DEFAULT_PRESETS)}.")
+    name = _given_preset(arguments) or DEFAULT_PRESETS[task]
+    config = preset(name)
+    if config.task.name != task:
+        fitting = [other for other in PRESETS if preset(other).task.name == task]
+        raise ValueError(f"The preset {name!r} is for {config.task.name}; those for {task} are: {', '.join(fitting)}.")
+    command = parse_with_tyro(_command_class(task, name), f"train {task}", __doc__ or "", list(arguments[1:]))
+    assert isinstance(command, TrainOptions)
+    return command
+
+
+def _command_class(task: str, name: str) -> type:
+    config = preset(name)
+    flags: list[Any] = [
+        ("task", tyro.conf.Suppress[str], task),
+        ("preset", Annotated[str, tyro.conf.arg(help=f"The configuration to start from: {_presets_of(task)}.")], name),
+    ]
+    for flag in fields_of(config):
+        default = get_field(config, flag)
+        kind = field_type(config, flag)
+        if flag == "task_seed":
+            kind, default = int | None, None
+        elif _as_text(kind):
+            kind, default = str, json.dumps(default)
+        flags.append((flag, Annotated[kind, tyro.conf.arg(help=_help(config, flag))], default))
+    # The dataclass is made anew for each preset, so that --help shows the values that it has.
+    fields = [(flag, kind, dataclasses.field(default=default)) for flag, kind, default in flags]
+    return dataclasses.make_dataclass("Command", fields, bases=(TrainOptions,), frozen=True, kw_only=True)
+
+
+def _as_text(kind: Any) -> bool:
+    """Whether a field's values are written as JSON: tuples of tuples have no flag of their own."""
+    return any(
+        _as_text(part) or (typing.get_origin(kind) is tuple and typing.get_origin(part) is tuple)
+        for part in typing.get_args(kind)
+    )
+
+
+def _from_text(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise ValueError(f"--{name.replace('_', '-')} takes JSON, for example 0.5 or [[0, 1], [1000, 0]].") from None
+
+
+def _help(config: RunConfig, name: str) -> str:
+    if name == "task_seed":
+        return "The task's seed: which compositions are held out, and all data; the value of --seed unless given."
+    owner, field = owner_of(config, name)
+    return _field_docstrings(type(owner)).get(field, "")
+
+
+@functools.cache
+def _field_docstrings(cls: Any) -> dict[str, str]:
+    """The string under each field of a configuration."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, text in itertools.pairwise(body.body):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                    found[name] = " ".join(words.split())
+    return found
+
+
+def _given_preset(arguments: Sequence[str]) -> str | None:
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if argument == "--preset":
+            return following
+        if argument.startswith("--preset="):
+            return argument.removeprefix("--preset=")
+    return None
+
+
+def _presets_of(task: str) -> str:
+    return ", ".join(name for name in PRESETS if preset(name).task.name == task)
+
+
+def _overview() -> str:
+    width = max(map(len, PRESETS))
+    presets = [f"  {name:<{width}}  {(function.__doc__ or '').strip()}" for name, function in PRESETS.items()]
+    return "\n".join(
+        [
+            f"usage: headcode train {{{','.join(DEFAULT_PRESETS)}}} "
+            "[--preset P] [--method M] [--steps N] [--seed S] [--out DIR] …",
+            "",
+            *(__doc__ or "").strip().splitlines(),
+            "",
+            "presets:",
+            *presets,
+            "",
+            "headcode train TASK --help shows every flag of a task.",
+        ]
+    )
