@@ -3,7 +3,7 @@
 import numpy as np
 
 from headcode.jit import njit
-from headcode.tasks._sraven_kernels import DISTRIBUTE, STEPS, SUM
+from headcode.tasks._sraven_kernels import DISTRIBUTE, STEPS, SUM, wrap
 
 
 @njit()
@@ -13,13 +13,14 @@ def expected_value(cells, row, rule, num_values):  # type: ignore[no-untyped-def
     if rule < SUM:
         step = STEPS[rule]
         for column in range(1, last):
-            if cells[row, column] != (cells[row, column - 1] + step) % num_values:
+            if cells[row, column] != wrap(cells[row, column - 1] + step, num_values):
                 return -1
-        return (cells[row, last - 1] + step) % num_values
+        return wrap(cells[row, last - 1] + step, num_values)
     total = cells[row, 0]
     for column in range(1, last):
-        total = total + cells[row, column] if rule == SUM else total - cells[row, column]
-    return total % num_values
+        change = cells[row, column] if rule == SUM else -cells[row, column]
+        total = wrap(total + change, num_values)
+    return total
 
 
 @njit()
