@@ -1,8 +1,8 @@
 """headcode: attention as a hypernetwork, in PyTorch."""
 
 from headcode.nn import HyperAttention, ModelConfig, Transformer, capture_codes
-from headcode.nn.storage import load_model as load
 from headcode.ops import METHODS, attention_codes, hyper_attention
+from headcode.train.checkpoint import load
 from headcode.version import __version__
 
 __all__ = [

@@ -153,7 +153,7 @@ def _help(config: RunConfig, name: str) -> str:
     if name == "task_seed":
         return "The task's seed: which compositions are held out, and all data; the value of --seed unless given."
     owner, field = owner_of(config, name)
-    return _field_docstrings(type(owner)).get(field, "")
+    return _field_docstrings(typing.cast(Any, type(owner))).get(field, "")
 
 
 @functools.cache
@@ -161,7 +161,7 @@ def _field_docstrings(cls: Any) -> dict[str, str]:
     """The string under each field of a configuration."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if not dataclasses.is_dataclass(base):
+        if "__dataclass_fields__" not in vars(base):
             continue
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         assert isinstance(body, ast.ClassDef)
