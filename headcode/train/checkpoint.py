@@ -198,6 +198,7 @@ def load(path: str | Path) -> Transformer:
 
 def load_from(checkpoint: Checkpoint) -> Transformer:
     """The model of a checkpoint whose hashes were verified."""
+    read_object(checkpoint.folder / CONFIG_FILE, functools.partial(DamagedCheckpoint, checkpoint.folder))
     model = load_model(checkpoint.folder)
     if AVERAGE_FILE in checkpoint.state["files"]:
         model.load_state_dict(checkpoint.tensors(AVERAGE_FILE))

@@ -131,10 +131,10 @@ def read_environments(path: Path) -> list[dict[str, Any]]:
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The records of a run's metrics.jsonl; a last line that is still being written is left out."""
     records = []
-    lines = (Path(path) / METRICS_FILE).read_bytes().split(b"\n")
-    for number, line in enumerate(lines[:-1], start=1):
+    *lines, unfinished = (Path(path) / METRICS_FILE).read_bytes().split(b"\n")
+    for number, line in enumerate([*lines, *([] if unfinished.startswith(b"{") else [unfinished])], start=1):
         try:
-            records.append(json.loads(line.decode("utf-8")))
+            records += [json.loads(line.decode("utf-8"))] if line else []
         except ValueError:
             raise ValueError(f"{Path(path) / METRICS_FILE} line {number} is not valid JSON.") from None
     return records

@@ -37,18 +37,19 @@ class _Latest:
 
     def __init__(self) -> None:
         self.loss = ""
+        self.metric = ""
         self.evaluation: dict[str, str] = {}
 
     def take(self, record: dict[str, Any]) -> None:
         if record["kind"] == "train":
             self.loss = f"loss {record['loss']:.4g}"
         elif record["kind"] == "eval":
-            name, value = primary_metric(record)
-            shown = "?" if value is None else f"{value:.3f}"
-            self.evaluation[record["split"]] = f"{record['split']} {name} {shown}"
+            self.metric, value = primary_metric(record)
+            self.evaluation[record["split"]] = "?" if value is None else f"{value:.3f}"
 
     def __str__(self) -> str:
-        return " · ".join(part for part in (self.loss, *self.evaluation.values()) if part)
+        evaluation = ", ".join(f"{split} {shown}" for split, shown in self.evaluation.items())
+        return " · ".join(part for part in (self.loss, f"{self.metric} {evaluation}".strip()) if part)
 
 
 def primary_metric(record: dict[str, Any]) -> tuple[str, float | None]:
@@ -98,36 +99,43 @@ class BarReporter:
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
 
+        # On a narrow terminal the last column is cut, never the numbers before it.
         self._bar = Progress(
-            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[latest]}"),
+            TextColumn("{task.fields[place]}", table_column=Column(no_wrap=True, min_width=13)),
+            BarColumn(bar_width=12),
+            TextColumn("{task.fields[rate]}", table_column=Column(no_wrap=True, min_width=8)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+            TextColumn("{task.fields[latest]}", table_column=Column(no_wrap=True, ratio=1)),
             console=Console(file=stream),
             refresh_per_second=4,
+            expand=True,
         )
         self._latest = _Latest()
 
     def start(self, step: int, steps: int) -> None:
-        self._first, self._begin, self._shown = step, time.monotonic(), 0.0
-        self._task = self._bar.add_task("train", total=steps, completed=step, rate="", latest="")
+        self._first, self._step, self._steps, self._begin, self._shown = step, step, steps, time.monotonic(), 0.0
+        self._task = self._bar.add_task("train", total=steps, completed=step, place="", rate="", latest="")
         self._bar.start()
 
     def advance(self, step: int) -> None:
-        now = time.monotonic()
-        if now - self._shown >= 0.2:
-            self._shown = now
-            rate = (step - self._first) / max(now - self._begin, 1e-9)
-            self._bar.update(self._task, completed=step, rate=f"{rate:.3g} steps/s", latest=str(self._latest))
+        self._step = step
+        if time.monotonic() - self._shown >= 0.2:
+            self._show()
 
     def record(self, record: dict[str, Any]) -> None:
         self._latest.take(record)
-        self._bar.update(self._task, completed=record["step"], latest=str(self._latest))
 
     def close(self) -> None:
+        self._show()
         self._bar.stop()
+
+    def _show(self) -> None:
+        self._shown = time.monotonic()
+        rate = f"{(self._step - self._first) / max(self._shown - self._begin, 1e-9):.3g}/s"
+        place = f"step {self._step}/{self._steps}"
+        self._bar.update(self._task, completed=self._step, place=place, rate=rate, latest=str(self._latest))
 
 
 class TensorBoardReporter:

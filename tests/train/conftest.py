@@ -7,6 +7,7 @@ from headcode.train import Runtime, Trainer
 def small_config(**changes):
     """A run of a second: prime sizes, dropout on, everything that a run does."""
     settings = {
+        "backend": "reference",  # no kernels to compile
         "num_points": 7,
         "dim": 10,
         "num_heads": 2,

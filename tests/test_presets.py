@@ -1,0 +1,66 @@
+"""The paper's settings, by the numbers, and single fields by their names."""
+
+import pytest
+
+from headcode.nn import Transformer
+from headcode.presets import PRESETS, OptimizationConfig, RunConfig, fields_of, get_field, model_for, override, preset
+from headcode.tasks import FuzzyLogic
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_survives_its_file(name):
+    config = preset(name)
+    assert RunConfig.from_json(config.to_json()) == config
+    assert config.model.attention_dropout == 0.1  # what every published run used
+    assert PRESETS[name].__doc__
+
+
+def test_parameters_of_the_papers_models():
+    def parameters(config):
+        return sum(p.numel() for p in Transformer(config.model).parameters())
+
+    assert parameters(override(preset("logic"), num_points=16)) == 151_009
+    assert parameters(preset("sraven")) == 402_824
+
+
+def test_the_defaults_of_the_command_line():
+    logic, sraven = preset("logic"), preset("sraven")
+    assert (logic.task.num_points, logic.task.held_out, logic.steps, logic.batch_size) == (32, 0.7, 8000, 128)
+    assert sraven.steps * sraven.batch_size == 10_000_000 and sraven.model.num_layers == 4
+    assert preset("logic-paper").steps == 50_000
+    wide = preset("sraven-width-4").model
+    assert (wide.dim, wide.num_heads, wide.qk_dim, wide.v_dim, wide.mlp_dim) == (512, 64, 256, 256, 1024)
+
+
+def test_fields_are_found_wherever_they_stand():
+    config = override(preset("logic"), num_points=13, method="softmax", learning_rate=0.25, steps=77, clip_norm=2)
+    assert config.task.num_points == config.model.max_length == 13
+    assert (config.model.method, config.optimization.learning_rate, config.steps) == ("softmax", 0.25, 77)
+    assert config.optimization.clip_norm == 2.0
+    for name in fields_of(config):
+        assert override(config, **{name: get_field(config, name)}) == config or name == "seed"
+
+
+def test_the_seed_is_everyones_unless_the_task_has_its_own():
+    both = override(preset("logic"), seed=5)
+    assert (both.seed, both.task.seed) == (5, 5)
+    apart = override(preset("logic"), seed=5, task_seed=2)
+    assert (apart.seed, apart.task.seed) == (5, 2)
+
+
+def test_mistakes_are_sentences():
+    with pytest.raises(ValueError, match="There is no preset 'paper'; the presets are: logic, logic-paper"):
+        preset("paper")
+    with pytest.raises(ValueError, match="A logic run has no field 'num_values'; it has: accumulate,"):
+        override(preset("logic"), num_values=3)
+    with pytest.raises(ValueError, match="batch_size must be divisible by accumulate, got 128 and 3"):
+        override(preset("logic"), accumulate=3)
+    with pytest.raises(ValueError, match=r"must have a name out of logic, sraven, got 'chess'"):
+        RunConfig.from_dict({**preset("logic").to_dict(), "task": {"name": "chess"}})
+    with pytest.raises(ValueError, match="The model does not fit the task: max_length must be 32, got 16"):
+        RunConfig(task=FuzzyLogic(), model=model_for(FuzzyLogic(num_points=16)))
+    for changes in ({"steps": 0}, {"eval_size": -1}, {"ema_decay": 1.0}, {"clip_norm": 0}, {"seed": -1}, {"beta2": 1}):
+        with pytest.raises(ValueError, match=r"must (be|lie)"):
+            override(preset("logic"), **changes)
+    with pytest.raises(ValueError, match="must be one of 'adamw', 'muon', got 'sgd'"):
+        OptimizationConfig(optimizer="sgd")
