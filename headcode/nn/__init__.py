@@ -4,6 +4,7 @@ from headcode.nn.attention import HyperAttention
 from headcode.nn.cache import DecodingCache, FastWeightState, KeyValueCache
 from headcode.nn.capture import capture_codes
 from headcode.nn.config import ModelConfig
+from headcode.nn.edit import edit_codes
 from headcode.nn.feedforward import GeluFeedForward, SwigluFeedForward
 from headcode.nn.flops import flops_per_token, forward_flops
 from headcode.nn.hypernetwork import ValueNetwork, value_network
@@ -24,6 +25,7 @@ __all__ = [
     "TransformerBlock",
     "ValueNetwork",
     "capture_codes",
+    "edit_codes",
     "flops_per_token",
     "forward_flops",
     "load_model",

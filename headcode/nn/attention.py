@@ -113,6 +113,8 @@ class HyperAttention(nn.Module):
         self.key_norm = nn.RMSNorm(qk_dim // num_heads, eps=1e-6) if qk_norm else None
         self.observers: list[Callable[[AttentionCall], None]] = []
         """Called with every AttentionCall; `capture_codes` puts its own here."""
+        self.editor: Callable[[AttentionCall, Tensor], Tensor] | None = None
+        """Takes the place of the op, with the AttentionCall and the values; `edit_codes` puts its own here."""
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -167,23 +169,26 @@ class HyperAttention(nn.Module):
             call = AttentionCall(q, k, mask, bias, band, causal, self.norm, query_offset, key is not None)
             for observer in self.observers:
                 observer(call)
-            out = hyper_attention(
-                q,
-                k,
-                v,
-                mask=mask,
-                bias=bias,
-                relative_bias=band,
-                causal=causal,
-                norm=self.norm,
-                value_net=self.value_net,
-                pooling=self.pooling,
-                dropout=self.dropout if self.training else 0.0,
-                dropout_seed=dropout_seed,
-                query_offset=query_offset,
-                backend=self.backend,
-            )
+            out = self._attend(call, v, dropout_seed) if self.editor is None else self.editor(call, v)
         return self.output_proj(out.transpose(1, 2).flatten(2))
+
+    def _attend(self, call: AttentionCall, v: Tensor, dropout_seed: int | None) -> Tensor:
+        return hyper_attention(
+            call.q,
+            call.k,
+            v,
+            mask=call.mask,
+            bias=call.bias,
+            relative_bias=call.relative_bias,
+            causal=call.causal,
+            norm=self.norm,
+            value_net=self.value_net,
+            pooling=self.pooling,
+            dropout=self.dropout if self.training else 0.0,
+            dropout_seed=dropout_seed,
+            query_offset=call.query_offset,
+            backend=self.backend,
+        )
 
     def _project(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, queries: slice | None
@@ -221,8 +226,8 @@ class HyperAttention(nn.Module):
         reason = why_not_recurrent(self.norm, self.value_net, self.pooling, causal, self.position, dropout)
         if mask is not None or bias is not None:
             reason = "a mask or bias per pair has no finite state; use key_padding_mask"
-        if self.observers:
-            reason = "codes are not formed; capture them with recurrent=False"
+        if self.observers or self.editor is not None:
+            reason = "codes are not formed; capture or edit them with recurrent=False"
         if reason:
             raise ValueError(f"The recurrent form is not possible: {reason}.")
         if key_padding_mask is not None:

@@ -41,10 +41,10 @@ def capture_codes(
         >>> codes[1].shape
         torch.Size([3, 8, 1, 16])
     """
-    attentions = _attentions(model)
+    attentions = find_attentions(model)
     if not attentions:
         raise ValueError(f"{type(model).__name__} has no HyperAttention layer to capture codes from.")
-    wanted = _layer_numbers(layers, len(attentions))
+    wanted = layer_numbers(layers, len(attentions))
     codes: dict[int, Tensor] = {}
     installed = []
     for attention in dict.fromkeys(attentions):
@@ -129,13 +129,15 @@ def _resolve(name: str, chosen: Positions, computed: int, first: int, length: in
     return torch.tensor(positions, device=device) - first
 
 
-def _attentions(model: nn.Module) -> list[HyperAttention]:
+def find_attentions(model: nn.Module) -> list[HyperAttention]:
+    """The HyperAttention of each layer, in order of use (a Transformer) or of definition."""
     if isinstance(model, Transformer):
         return [block.attention for block in model.layers()]
     return [module for module in model.modules() if isinstance(module, HyperAttention)]
 
 
-def _layer_numbers(layers: int | Sequence[int] | None, count: int) -> set[int]:
+def layer_numbers(layers: int | Sequence[int] | None, count: int) -> set[int]:
+    """Chosen layers, counted from 0; negative numbers count from the end and None means all."""
     if layers is None:
         return set(range(count))
     numbers = [layers] if isinstance(layers, int) else list(layers)

@@ -1,0 +1,82 @@
+"""Codes changed on their way from the scores to the value networks: ablation, patching, steering."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from headcode.nn.attention import AttentionCall, HyperAttention
+from headcode.nn.capture import find_attentions, layer_numbers
+from headcode.ops import attention_codes
+from headcode.ops.reference import apply_codes, visible_pairs
+
+Edit = Callable[[int, Tensor], Tensor]
+
+
+@contextmanager
+def edit_codes(model: nn.Module, edit: Edit, *, layers: int | Sequence[int] | None = None) -> Iterator[None]:
+    """Inside the `with`, chosen layers use the codes that `edit(layer, codes)` returns.
+
+    The codes are (B, H, Tq, Tk), before dropout (an edited layer has none); a layer that computes only some queries
+    shows those. Differentiable. Edited layers run the readable reference, whatever their backend. `capture_codes` goes
+    on to give the codes before the edit.
+
+    Example:
+        >>> from headcode.nn import ModelConfig, Transformer
+        >>> model = Transformer(ModelConfig(input_dim=5, output_dim=1, max_length=16))
+        >>> with edit_codes(model, lambda layer, codes: codes * 0, layers=[0, 1]):
+        ...     _ = model(torch.randn(3, 16, 5))
+    """
+    attentions = find_attentions(model)
+    if not attentions:
+        raise ValueError(f"{type(model).__name__} has no HyperAttention layer whose codes could be edited.")
+    wanted = layer_numbers(layers, len(attentions))
+    taken = [attention for i, attention in enumerate(attentions) if i in wanted]
+    if any(attention.editor is not None for attention in taken):
+        raise ValueError("The codes of a layer are being edited already; one edit at a time.")
+    editors = {
+        attention: _Editor(attention, [i for i, a in enumerate(attentions) if a is attention], wanted, edit)
+        for attention in dict.fromkeys(taken)
+    }
+    for attention, editor in editors.items():
+        attention.editor = editor
+    try:
+        yield
+    finally:
+        for attention in editors:
+            attention.editor = None
+
+
+class _Editor:
+    """Stands for the op in one attention module, which may serve several (shared) layers."""
+
+    def __init__(self, attention: HyperAttention, numbers: list[int], wanted: set[int], edit: Edit) -> None:
+        self.attention, self.numbers, self.wanted, self.edit = attention, numbers, wanted, edit
+        self.calls = 0
+
+    def __call__(self, call: AttentionCall, v: Tensor) -> Tensor:
+        layer = self.numbers[self.calls % len(self.numbers)]
+        self.calls += 1
+        codes = attention_codes(
+            call.q,
+            call.k,
+            mask=call.mask,
+            bias=call.bias,
+            relative_bias=call.relative_bias,
+            causal=call.causal,
+            norm=call.norm,
+            query_offset=call.query_offset,
+        )
+        if layer in self.wanted:
+            edited = self.edit(layer, codes)
+            if not isinstance(edited, Tensor) or edited.shape != codes.shape:
+                given = tuple(edited.shape) if isinstance(edited, Tensor) else type(edited).__name__
+                raise ValueError(f"An edit must return codes of shape {tuple(codes.shape)}, got {given}.")
+            codes = edited
+        mask = call.mask
+        if mask is not None and mask.dtype != torch.bool:
+            mask = mask > -torch.inf
+        visible = visible_pairs(mask, call.causal, call.q.shape[2], call.k.shape[2], call.query_offset, v.device)
+        value_net, pooling = self.attention.value_net, self.attention.pooling
+        return apply_codes(codes, v.to(codes.dtype), value_net, pooling, visible).to(v.dtype)
