@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from comparison import assert_same
-from conftest import small_config, train
+from training_helpers import assert_same, small_config, train
 
 import headcode
 from headcode.nn import save_model

@@ -5,7 +5,7 @@ import sys
 import types
 
 import pytest
-from conftest import small_config, train
+from training_helpers import small_config, train
 
 from headcode.train.progress import BarReporter, PlainReporter, TensorBoardReporter, WandbReporter, terminal_reporter
 

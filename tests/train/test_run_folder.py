@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import small_config, train
+from training_helpers import small_config, train
 
 from headcode.train import read_metrics, read_run_config
 from headcode.train.folder import RunFolder, read_environments

@@ -7,8 +7,7 @@ import signal
 
 import pytest
 import torch
-from comparison import assert_same
-from conftest import small_config, train
+from training_helpers import assert_same, small_config, train
 
 import headcode
 from headcode import capture_codes

@@ -1,0 +1,52 @@
+"""Small runs, and what two runs must have in common to count as the same."""
+
+import json
+from pathlib import Path
+
+from headcode.presets import override, preset
+from headcode.train import Runtime, Trainer
+
+
+def small_config(**changes):
+    """A run of a second: prime sizes, dropout on, everything that a run does."""
+    settings = {
+        "backend": "reference",  # no kernels to compile
+        "num_points": 7,
+        "dim": 10,
+        "num_heads": 2,
+        "qk_dim": 6,
+        "v_dim": 6,
+        "mlp_dim": 11,
+        "steps": 30,
+        "batch_size": 6,
+        "log_every": 7,
+        "eval_every": 10,
+        "eval_size": 23,
+        "eval_batch_size": 5,
+        "checkpoint_every": 6,
+        "warmup_steps": 3,
+    }
+    return override(preset("logic"), **(settings | changes))
+
+
+def train(config, out=None, **options):
+    return Trainer(config, out, runtime=Runtime(device="cpu", threads=1), **options).run()
+
+
+def outcome(run: Path) -> dict[str, bytes]:
+    """The final weights, optimiser state and metrics of a run, as bytes."""
+    last = max((run / "checkpoints").glob("step-*"), key=lambda folder: int(folder.name.removeprefix("step-")))
+    state = json.loads((last / "state.json").read_text())
+    return {
+        "step": str(state["step"]).encode(),
+        "model": (last / "model.safetensors").read_bytes(),
+        "optimizer": (last / "optimizer.safetensors").read_bytes(),
+        "state": json.dumps(state).encode(),
+        "metrics": (run / "metrics.jsonl").read_bytes(),
+    }
+
+
+def assert_same(one: Path, other: Path) -> None:
+    first, second = outcome(one), outcome(other)
+    for name in first:
+        assert first[name] == second[name], f"{name} differs"
