@@ -8,40 +8,28 @@ import numpy as np
 
 from headcode.jit import njit
 from headcode.ops._cpu_backward import hidden_backward, mix_gradients
-from headcode.ops._cpu_packing import GRAD, K, Q, V, array_at, pack_rows, pack_tile
+from headcode.ops._cpu_packing import GRAD, K, Q, V, array_at, pack_rows, pack_tile, stage, task_range
 from headcode.ops._cpu_stages import (
     band_start,
     fill_visible,
     first_seeing,
     mix_values,
+    num_lanes,
     pair_factors,
     scores,
     softmax_codes,
 )
-from headcode.ops._simd import LANES, add, constant, dot_rows, lane_sum, load, load_rows, multiply, take_next
+from headcode.ops._simd import LANES, constant, dot_rows, lane_sum, load, load_rows, muladd, rolled, take_next
 
 
 @njit()
 def delta_kernel(specs, tensors, counter, like, numbers, octets):  # type: ignore[no-untyped-def]
     """Take tasks until none is left. `numbers` and `octets` are empty arrays that tell the types."""
     p = specs[0]
-    while True:
-        task = take_next(counter)
-        if task >= p.tasks:
-            return
-        first_query = task % p.splits * p.length_step
-        last_query = min(first_query + p.length_step, p.queries)
-        first_batch = task // p.splits * p.batch_step
-        last_batch = min(first_batch + p.batch_step, p.batch)
-        _delta_task(p, tensors, first_batch, last_batch, first_query, last_query, like, numbers, octets)
-
-
-@njit()
-def _delta_task(p, tensors, b0, b1, q0, q1, like, numbers, octets):  # type: ignore[no-untyped-def]
     heads, block, keys = p.heads, p.block, p.keys
     qk_row, v_row = heads * p.qk_padded, heads * p.v_padded
     dtype = numbers.dtype
-    rows = (q1 - q0 + 1) // 2 * 2
+    rows = (p.length_step + 1) // 2 * 2
     query = np.zeros(rows * qk_row, dtype)
     grad = np.zeros(rows * v_row, dtype)
     key_tile = np.empty(qk_row * block, dtype)
@@ -57,40 +45,45 @@ def _delta_task(p, tensors, b0, b1, q0, q1, like, numbers, octets):  # type: ign
     band = array_at(p.band, numbers)
     saved = array_at(p.saved, numbers)
     delta = array_at(p.delta, numbers)
-    for b in range(b0, b1):
-        pack_rows(query, tensors[Q], b, q0, q1, heads, p.qk_width, p.qk_padded, p.scale)
-        pack_rows(grad, tensors[GRAD], b, q0, q1, heads, p.v_width, p.v_padded, 1.0)
-        for key in range(0, keys, block):
-            count = min(block, (keys - key + LANES - 1) // LANES * LANES)
-            fill_visible(visible, key_hidden, p, b, key, octets)
-            pack_tile(key_tile, tensors[K], b, key, p, p.qk_width, p.qk_padded, visible)
-            pack_tile(value_tile, tensors[V], b, key, p, p.v_width, p.v_padded, visible)
-            for i in range(first_seeing(p, key, q0), q1, 2):
-                pair_factors(factor, hidden, 0, visible, key_hidden, p, key, count, i)
-                pair_factors(factor, hidden, block, visible, key_hidden, p, key, count, i + 1)
-                scores(s, p, query, (i - q0) * qk_row, key_tile, band, band_start(p, key, i), count, like)
-                place = b * heads * p.queries + i
-                num_real = min(2, q1 - i)
-                for second in range(num_real):
-                    softmax_codes(s, second * heads * block, p, hidden, second * block, count, saved, place + second)
-                mix_values(mixed, squares, s, p, value_tile, count, like)
-                mix_gradients(grad_mixed, s, p, grad, (i - q0) * v_row, count, like)
-                for second in range(num_real):
-                    start, pair = second * p.v_padded * block, second * block
-                    hidden_backward(mixed, grad_mixed, start, squares, squares, factor, pair, p, count)
-                    _add_delta(delta, place + second, s, second * heads * block, p, grad_mixed, start, value_tile, count, like)
+    while True:
+        task = take_next(counter)
+        if task >= p.tasks:
+            return
+        b0, b1, q0, q1 = task_range(p, task, p.queries)
+        for b in range(b0, b1):
+            pack_rows(query, tensors[Q], b, q0, q1, heads, p.qk_width, p.qk_padded, p.scale)
+            pack_rows(grad, tensors[GRAD], b, q0, q1, heads, p.v_width, p.v_padded, 1.0)
+            for key in range(0, keys, block):
+                count = num_lanes(p, key)
+                fill_visible(visible, key_hidden, p, b, key, octets)
+                pack_tile(key_tile, tensors[K], b, key, p, p.qk_width, p.qk_padded, visible)
+                pack_tile(value_tile, tensors[V], b, key, p, p.v_width, p.v_padded, visible)
+                for i in range(first_seeing(p, key, q0), q1, 2):
+                    pair_factors(factor, hidden, visible, key_hidden, p, key, count, i)
+                    start = band_start(p, key, i)
+                    scores(s, p, query, (i - q0) * qk_row, key_tile, band, start, count, like)
+                    place = b * heads * p.queries + i
+                    num_real = min(2, p.queries - i)
+                    softmax_codes(s, p, hidden, count, saved, place, num_real)
+                    mix_values(mixed, squares, s, p, value_tile, count, like)
+                    mix_gradients(grad_mixed, s, p, grad, (i - q0) * v_row, count, like)
+                    hidden_backward(mixed, grad_mixed, squares, squares, factor, p, count)
+                    _add_delta(delta, place, s, p, grad_mixed, value_tile, num_real, count, like)
 
 
-@njit()
-def _add_delta(delta, place, s, start, p, grad_mixed, mixed_start, tile, count, like):  # type: ignore[no-untyped-def]
-    """Δ[h] += Σ_key y[h, key] Σ_d c dL/dm[d, key] v[h, d, key]"""
-    block, width = p.block, p.v_padded
-    for h in range(p.heads):
+@stage
+def _add_delta(delta, place, s, p, grad_mixed, tile, num_queries, count, like):  # type: ignore[no-untyped-def]
+    """Δ[h] += Σ_key y[h, key] Σ_d c dL/dm[d, key] v[h, d, key], of one or two queries."""
+    heads, block, width = p.heads, p.block, p.v_padded
+    for line in range(num_queries * heads):
+        second = line // heads
+        h = line - second * heads
         total = constant(s, 0.0)
         for d in range(0, width, len(like)):
             for j in range(0, count, LANES):
+                rolled()
                 values = load_rows(tile, (h * width + d) * block + j, block, like)
-                gradients = load_rows(grad_mixed, mixed_start + d * block + j, block, like)
+                gradients = load_rows(grad_mixed, (second * width + d) * block + j, block, like)
                 pulled = dot_rows(gradients, values, constant(s, 0.0))
-                total = add(total, multiply(pulled, load(s, start + h * block + j)))
-        delta[place + h * p.queries] += lane_sum(total)
+                total = muladd(pulled, load(s, line * block + j), total)
+        delta[place + second + h * p.queries] += lane_sum(total)

@@ -8,41 +8,59 @@ import numpy as np
 from numba import carray
 
 from headcode.jit import njit
-from headcode.ops._simd import LANES, constant, load, memory, multiply, store, transpose
+from headcode.ops._simd import LANES, constant, load, memory, multiply, rolled, store, transpose
 
-NONE, RMS_HEAD, SOFTMAX = 0, 1, 2
-LINEAR, DEEP_LINEAR, RELU, GELU, SILU = 0, 1, 2, 3, 4
+# Only `*_kernel` functions are called from Python; the others need no way in from there.
+stage = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
-_INTEGERS = (
-    "batch heads queries keys qk_width v_width qk_padded v_padded block norm net causal query_offset "
-    "threshold stream tasks splits batch_step length_step band_length mask mask_batch mask_key band band_step saved delta "
-    "partial_q partial_band"
-)
+NONE, RMS_HEAD, SOFTMAX = range(3)
+LINEAR, DEEP_LINEAR, RELU, GELU, SILU = range(5)
+
 SPEC = np.dtype(
-    [(name, np.int64) for name in _INTEGERS.split()] + [(name, np.float64) for name in ("scale", "keep_scale", "epsilon")]
+    [
+        (name, np.int64)
+        for name in (
+            # shapes: queries, keys and batch entries; widths as given and as padded; keys per block
+            *("batch", "heads", "queries", "keys", "qk_width", "v_width", "qk_padded", "v_padded", "block"),
+            *("norm", "net", "causal", "query_offset", "threshold", "stream"),
+            # the work: tasks, parts per batch entry, batch entries and queries (or keys) per task
+            *("tasks", "splits", "batch_step", "length_step"),
+            # addresses, 0 where there is nothing, and strides
+            *("mask", "mask_batch", "mask_key", "band", "band_step", "band_length"),
+            *("saved", "delta", "partial_q", "partial_band"),
+        )
+    ]
+    + [(name, np.float64) for name in ("scale", "keep_scale", "epsilon")]
 )
-"""A call, as the kernels see it. Addresses: mask, band, saved, delta, partial_*; 0 where there is none."""
+"""A call, as the kernels see it."""
 
-TENSORS = ("q", "k", "v", "out", "grad", "grad_q", "grad_k", "grad_v")
-"""Rows of the second argument of a kernel: an address, then the strides of batch, head, length and dim."""
-Q, K, V, OUT, GRAD, GRAD_Q, GRAD_K, GRAD_V = range(len(TENSORS))
+Q, K, V, OUT, GRAD, GRAD_Q, GRAD_K, GRAD_V = range(8)
+"""Rows of the kernels' table of tensors: an address, then the strides of batch, head, length and dim."""
 
 ANYWHERE = 2**48
 
 
-@njit()
+@stage
 def array_at(address, like):  # type: ignore[no-untyped-def]
     """The memory from an address on, as an array of like's type whose end nobody checks."""
     return carray(memory(address, like), ANYWHERE)
 
 
-@njit()
+@stage
+def task_range(p, task, length):  # type: ignore[no-untyped-def]
+    """The batch entries, and the part of a length, that a task covers: first, end, first, end."""
+    batch = task // p.splits * p.batch_step
+    start = task % p.splits * p.length_step
+    return batch, min(batch + p.batch_step, p.batch), start, min(start + p.length_step, length)
+
+
+@stage
 def _joined(tensor, heads, width, padded):  # type: ignore[no-untyped-def]
     """Whether the heads of a token lie side by side, as in a fused projection, and fill whole vectors."""
     return tensor[4] == 1 and tensor[2] == width and padded == width and heads * width % LANES == 0
 
 
-@njit()
+@stage
 def pack_rows(target, tensor, b, first, last, heads, width, padded, scale):  # type: ignore[no-untyped-def]
     """Rows first … last-1 of batch entry b, times a scale."""
     source = array_at(tensor[0], target)
@@ -52,18 +70,18 @@ def pack_rows(target, tensor, b, first, last, heads, width, padded, scale):  # t
         start = b * tensor[1] + t * tensor[3]
         if joined:
             for d in range(0, heads * width, LANES):
+                rolled()
                 store(target, place + d, multiply(load(source, start + d), constant(target, scale)))
             place += heads * width
             continue
         for h in range(heads):
-            for d in range(width):
-                target[place + d] = source[start + h * tensor[2] + d * tensor[4]] * scale
-            for d in range(width, padded):
-                target[place + d] = 0
+            for d in range(padded):
+                rolled()
+                target[place + d] = source[start + h * tensor[2] + d * tensor[4]] * scale if d < width else 0
             place += padded
 
 
-@njit()
+@stage
 def unpack_rows(tensor, source, b, first, last, heads, width, padded, scale):  # type: ignore[no-untyped-def]
     """The other way, times a scale."""
     target = array_at(tensor[0], source)
@@ -73,16 +91,18 @@ def unpack_rows(tensor, source, b, first, last, heads, width, padded, scale):  #
         start = b * tensor[1] + t * tensor[3]
         if joined:
             for d in range(0, heads * width, LANES):
+                rolled()
                 store(target, start + d, multiply(load(source, place + d), constant(source, scale)))
             place += heads * width
             continue
         for h in range(heads):
             for d in range(width):
+                rolled()
                 target[start + h * tensor[2] + d * tensor[4]] = source[place + d] * scale
             place += padded
 
 
-@njit()
+@stage
 def pack_tile(target, tensor, b, key, p, width, padded, visible):  # type: ignore[no-untyped-def]
     """The block of keys from `key` on; zero for padding dims, for keys past the end and for masked keys."""
     source = array_at(tensor[0], target)
@@ -94,21 +114,24 @@ def pack_tile(target, tensor, b, key, p, width, padded, visible):  # type: ignor
         done = count // LANES * LANES
         for j in range(0, done, LANES):
             for d in range(0, p.heads * width, LANES):
+                rolled()
                 transpose(source, base + j * step + d, step, target, d * block + j, block)
     place = 0
     for h in range(p.heads):
         for d in range(padded):
             start = base + h * tensor[2] + d * tensor[4]
             for j in range(done, block):
+                rolled()
                 target[place + j] = source[start + j * step] if d < width and j < count else 0
             if p.mask != 0:
                 for j in range(count):
+                    rolled()
                     if visible[j] == 0:
                         target[place + j] = 0
             place += block
 
 
-@njit()
+@stage
 def unpack_tile(tensor, source, b, key, p, width, padded):  # type: ignore[no-untyped-def]
     """The other way."""
     target = array_at(tensor[0], source)
@@ -120,16 +143,18 @@ def unpack_tile(tensor, source, b, key, p, width, padded):  # type: ignore[no-un
         done = count // LANES * LANES
         for j in range(0, done, LANES):
             for d in range(0, p.heads * width, LANES):
+                rolled()
                 transpose(source, d * block + j, block, target, base + j * step + d, step)
     for h in range(p.heads):
         for d in range(width):
             start = base + h * tensor[2] + d * tensor[4]
             for j in range(done, count):
+                rolled()
                 target[start + j * step] = source[(h * padded + d) * block + j]
 
 
 @njit()
-def sum_parts(parts):  # type: ignore[no-untyped-def]
+def sum_parts_kernel(parts):  # type: ignore[no-untyped-def]
     """parts[0] += parts[1] + parts[2] + …, in this order."""
     total = parts[0]
     for i in range(1, parts.shape[0]):

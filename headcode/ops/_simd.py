@@ -234,7 +234,9 @@ def add_lane_sums(typingctx, array, index, rows):  # type: ignore[no-untyped-def
             a, b, c, d = (group * 4)[:4]
             ab, cd = _fold(builder, a, b, 1), _fold(builder, c, d, 1)
             both = _fold(builder, ab, cd, 2)
-            sums = builder.fadd(_shuffle(builder, both, both, [0, 1, 2, 3]), _shuffle(builder, both, both, [4, 5, 6, 7]))
+            sums = builder.fadd(
+                _shuffle(builder, both, both, [0, 1, 2, 3]), _shuffle(builder, both, both, [4, 5, 6, 7])
+            )
             target = builder.gep(address, [ir.Constant(ir.IntType(32), start)])
             if len(group) < 4:
                 sums = _shuffle(builder, sums, sums, list(range(len(group))))
@@ -362,7 +364,9 @@ def exp(typingctx, x):  # type: ignore[no-untyped-def]
         for i in range(degree - 1, -1, -1):
             result = _muladd(builder, result, r, number(1 / math.factorial(i)))
         integers = ir.VectorType(ir.IntType(bits), LANES)
-        exponent = builder.add(builder.fptosi(n, integers), ir.Constant(integers, [2 ** (bits - fraction - 2) - 1] * LANES))
+        exponent = builder.add(
+            builder.fptosi(n, integers), ir.Constant(integers, [2 ** (bits - fraction - 2) - 1] * LANES)
+        )
         power = builder.bitcast(builder.shl(exponent, ir.Constant(integers, [fraction] * LANES)), given.type)
         result = builder.fmul(result, power)
         result = builder.select(builder.fcmp_ordered("<", given, number(lowest)), ir.Constant(given.type, None), result)
@@ -395,10 +399,26 @@ def _fold_lanes(builder: Builder, x: Any, combine: Callable[[Any, Any], Any]) ->
     lanes = LANES
     while lanes > 1:
         lanes //= 2
-        x = combine(
-            _shuffle(builder, x, x, list(range(lanes))), _shuffle(builder, x, x, list(range(lanes, 2 * lanes)))
-        )
+        x = combine(_shuffle(builder, x, x, list(range(lanes))), _shuffle(builder, x, x, list(range(lanes, 2 * lanes))))
     return builder.extract_element(x, ir.Constant(ir.IntType(32), 0))
+
+
+@intrinsic
+def rolled(typingctx):  # type: ignore[no-untyped-def]
+    """Keep the loop around this call as it is written.
+
+    LLVM would unroll our short loops eightfold, for which they are too short, and take three times as long to compile.
+    It may not do so around an instruction that must stay single: here an empty one, which costs nothing at run time.
+    """
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        nothing = ir.FunctionType(ir.VoidType(), [])
+        call = builder.asm(nothing, "", "", [], True, "hold")
+        call.attributes.add("convergent")
+        call.attributes.add("nounwind")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
 
 
 @intrinsic

@@ -264,9 +264,9 @@ def _kernel(name: str, dtype: torch.dtype) -> tuple[Callable[..., None], np.dtyp
 
 def _sum_parts(parts: Tensor) -> Tensor:
     """The sum over the first axis, always in the same order: torch's depends on the number of threads."""
-    from headcode.ops._cpu_packing import sum_parts
+    from headcode.ops._cpu_packing import sum_parts_kernel
 
-    sum_parts(parts.view(parts.shape[0], -1).numpy())
+    sum_parts_kernel(parts.view(parts.shape[0], -1).numpy())
     return parts[0]
 
 
