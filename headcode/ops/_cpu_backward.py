@@ -48,7 +48,6 @@ from headcode.ops._cpu_stages import (
 )
 from headcode.ops._simd import (
     LANES,
-    add,
     add_lane_sums,
     constant,
     dot_rows,
@@ -56,15 +55,14 @@ from headcode.ops._simd import (
     load_rows,
     muladd,
     muladd_rows,
-    multiply,
     rolled,
     splat_rows,
     store,
     store_rows,
-    subtract,
     take_next,
     zero_rows,
 )
+from headcode.ops._simd_math import add, multiply, subtract
 
 
 @njit()

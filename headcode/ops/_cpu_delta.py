@@ -1,7 +1,8 @@
 """What the softmax norm's backward pass needs first: Δ = Σ_key y c dL/dz of every query and head.
 
 Of the two parts of dL/dz = Σ_d g u + dL/dm v, the first sums to g·o, which torch has computed into Δ before. This
-kernel adds the second, which only two-layer value nets have. Tasks are (batch entries, queries), as in the forward pass.
+kernel adds the second, which only two-layer value nets have. Tasks are (batch entries, queries), as in the forward
+pass.
 """
 
 import numpy as np
@@ -19,7 +20,8 @@ from headcode.ops._cpu_stages import (
     scores,
     softmax_codes,
 )
-from headcode.ops._simd import LANES, constant, dot_rows, lane_sum, load, load_rows, muladd, rolled, take_next
+from headcode.ops._simd import LANES, constant, dot_rows, load, load_rows, muladd, rolled, take_next
+from headcode.ops._simd_math import lane_sum
 
 
 @njit()

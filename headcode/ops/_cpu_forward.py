@@ -41,12 +41,12 @@ from headcode.ops._simd import (
     load_rows,
     muladd,
     muladd_rows,
-    multiply,
     rolled,
     store,
     take_next,
     zero_rows,
 )
+from headcode.ops._simd_math import multiply
 
 
 @njit()
@@ -135,7 +135,7 @@ def _hidden_layer(mixed, squares, factor, p, count):  # type: ignore[no-untyped-
 
 @stage
 def _pool(out, place, s, p, hidden, count, like):  # type: ignore[no-untyped-def]
-    """out[h, d] += Σ_key s[h, key] hidden[d, key], of two queries; two heads share what is loaded of the hidden layer."""
+    """out[h, d] += Σ_key s[h, key] hidden[d, key], of two queries; two heads share each load of `hidden`."""
     heads, block, width = p.heads, p.block, p.v_padded
     for second in range(2):
         codes, start, to = second * heads * block, second * width * block, place + second * heads * width

@@ -8,7 +8,8 @@ import numpy as np
 from numba import carray
 
 from headcode.jit import njit
-from headcode.ops._simd import LANES, constant, load, memory, multiply, rolled, store, transpose
+from headcode.ops._simd import LANES, constant, load, memory, rolled, store, transpose
+from headcode.ops._simd_math import multiply
 
 # Only `*_kernel` functions are called from Python; the others need no way in from there.
 stage = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)

@@ -18,28 +18,30 @@ import numpy as np
 from headcode.ops._cpu_packing import GELU, RELU, SILU, array_at, stage
 from headcode.ops._simd import (
     LANES,
-    add,
     constant,
-    divide,
     dot_rows,
+    load,
+    load_rows,
+    muladd,
+    muladd_rows,
+    rolled,
+    splat_rows,
+    store,
+    store_rows,
+    zero_rows,
+)
+from headcode.ops._simd_math import (
+    add,
+    divide,
     exp,
     keep_lanes,
     lane_maximum,
     lane_sum,
-    load,
-    load_rows,
     maximum,
-    muladd,
-    muladd_rows,
     multiply,
-    rolled,
-    splat_rows,
     sqrt,
-    store,
-    store_rows,
     subtract,
     where_positive,
-    zero_rows,
 )
 from headcode.ops.dropout import MASK32, MIX_FACTORS, QUERY_FACTOR
 

@@ -3,20 +3,15 @@
 Numba leaves vectorisation to LLVM, which cannot prove that our buffers do not overlap and then either guards every
 short loop with checks or gives up. These intrinsics say directly what is meant, and compile to the same instructions
 on every run. LLVM maps the 8 lanes to whatever the machine has (one AVX register, two NEON ones). Indices are
-neither checked nor wrapped. Imported at first use only: it needs Numba.
+neither checked nor wrapped. Imported at first use only: it needs Numba. Arithmetic is in `_simd_math`.
 """
 
-import math
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
-
-from headcode.ops.dropout import KEY_FACTOR, MIX_FACTORS
 
 LANES = 8
 
@@ -34,10 +29,10 @@ class Vector(types.Type):
 @register_model(Vector)
 class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, fe_type: Vector) -> None:
-        super().__init__(manager, fe_type, _vector_type(fe_type.dtype))
+        super().__init__(manager, fe_type, vector_type(fe_type.dtype))
 
 
-def _vector_type(dtype: Any) -> ir.VectorType:
+def vector_type(dtype: Any) -> ir.VectorType:
     return ir.VectorType(ir.FloatType() if dtype == types.float32 else ir.DoubleType(), LANES)
 
 
@@ -67,17 +62,17 @@ def _store(builder: Builder, value: Any, pointer: Any) -> None:
     stored.align = 4 if isinstance(value.type.element, ir.FloatType) else 8
 
 
-def _splat(builder: Builder, scalar: Any) -> Any:
+def emit_splat(builder: Builder, scalar: Any) -> Any:
     undefined = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
     single = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
     return builder.shuffle_vector(single, undefined, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
 
 
-def _shuffle(builder: Builder, a: Any, b: Any, lanes: list[int]) -> Any:
+def emit_shuffle(builder: Builder, a: Any, b: Any, lanes: list[int]) -> Any:
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
 
 
-def _muladd(builder: Builder, x: Any, y: Any, accumulator: Any) -> Any:
+def emit_muladd(builder: Builder, x: Any, y: Any, accumulator: Any) -> Any:
     suffix = "f32" if isinstance(x.type.element, ir.FloatType) else "f64"
     function = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(x.type, [x.type] * 3), f"llvm.fmuladd.v{LANES}{suffix}"
@@ -111,7 +106,7 @@ def splat(typingctx, array, index):  # type: ignore[no-untyped-def]
     """array[index] in every lane."""
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return _splat(builder, builder.load(_address(context, builder, signature.args[0], *arguments)))
+        return emit_splat(builder, builder.load(_address(context, builder, signature.args[0], *arguments)))
 
     return Vector(array.dtype)(array, types.intp), codegen
 
@@ -122,7 +117,7 @@ def constant(typingctx, array, value):  # type: ignore[no-untyped-def]
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         scalar = context.cast(builder, arguments[1], signature.args[1], signature.args[0].dtype)
-        return _splat(builder, scalar)
+        return emit_splat(builder, scalar)
 
     return Vector(array.dtype)(array, value), codegen
 
@@ -167,7 +162,7 @@ def splat_rows(typingctx, array, index, like):  # type: ignore[no-untyped-def]
         one = ir.Constant(ir.IntType(32), 1)
         vectors = []
         for _ in range(len(like)):
-            vectors.append(_splat(builder, builder.load(address)))
+            vectors.append(emit_splat(builder, builder.load(address)))
             address = builder.gep(address, [one])
         return context.make_tuple(builder, rows, vectors)
 
@@ -180,7 +175,7 @@ def zero_rows(typingctx, array, like):  # type: ignore[no-untyped-def]
     rows = _rows_type(Vector(array.dtype), like)
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        zero = ir.Constant(_vector_type(signature.args[0].dtype), None)
+        zero = ir.Constant(vector_type(signature.args[0].dtype), None)
         return context.make_tuple(builder, rows, [zero] * len(like))
 
     return rows(array, like), codegen
@@ -191,7 +186,7 @@ def muladd(typingctx, x, y, accumulator):  # type: ignore[no-untyped-def]
     """accumulator + x * y."""
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return _muladd(builder, *arguments)
+        return emit_muladd(builder, *arguments)
 
     return accumulator(x, y, accumulator), codegen
 
@@ -203,7 +198,7 @@ def muladd_rows(typingctx, x, rows, accumulators):  # type: ignore[no-untyped-de
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         x, rows, accumulators = arguments
         pairs = zip(cgutils.unpack_tuple(builder, rows), cgutils.unpack_tuple(builder, accumulators), strict=True)
-        return context.make_tuple(builder, signature.return_type, [_muladd(builder, x, row, a) for row, a in pairs])
+        return context.make_tuple(builder, signature.return_type, [emit_muladd(builder, x, row, a) for row, a in pairs])
 
     return accumulators(x, rows, accumulators), codegen
 
@@ -215,7 +210,7 @@ def dot_rows(typingctx, a, b, accumulator):  # type: ignore[no-untyped-def]
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         a, b, accumulator = arguments
         for x, y in zip(cgutils.unpack_tuple(builder, a), cgutils.unpack_tuple(builder, b), strict=True):
-            accumulator = _muladd(builder, x, y, accumulator)
+            accumulator = emit_muladd(builder, x, y, accumulator)
         return accumulator
 
     return accumulator(a, b, accumulator), codegen
@@ -235,11 +230,11 @@ def add_lane_sums(typingctx, array, index, rows):  # type: ignore[no-untyped-def
             ab, cd = _fold(builder, a, b, 1), _fold(builder, c, d, 1)
             both = _fold(builder, ab, cd, 2)
             sums = builder.fadd(
-                _shuffle(builder, both, both, [0, 1, 2, 3]), _shuffle(builder, both, both, [4, 5, 6, 7])
+                emit_shuffle(builder, both, both, [0, 1, 2, 3]), emit_shuffle(builder, both, both, [4, 5, 6, 7])
             )
             target = builder.gep(address, [ir.Constant(ir.IntType(32), start)])
             if len(group) < 4:
-                sums = _shuffle(builder, sums, sums, list(range(len(group))))
+                sums = emit_shuffle(builder, sums, sums, list(range(len(group))))
             _store(builder, builder.fadd(_load(builder, target, len(group)), sums), target)
         return context.get_dummy_value()
 
@@ -250,7 +245,7 @@ def _fold(builder: Builder, a: Any, b: Any, width: int) -> Any:
     """Add the halves of every group of 4 lanes and interleave two vectors, `width` lanes at a time."""
     low = [0, 8, 1, 9, 4, 12, 5, 13] if width == 1 else [0, 1, 8, 9, 4, 5, 12, 13]
     high = [2, 10, 3, 11, 6, 14, 7, 15] if width == 1 else [2, 3, 10, 11, 6, 7, 14, 15]
-    return builder.fadd(_shuffle(builder, a, b, low), _shuffle(builder, a, b, high))
+    return builder.fadd(emit_shuffle(builder, a, b, low), emit_shuffle(builder, a, b, high))
 
 
 @intrinsic
@@ -272,8 +267,8 @@ def transpose(typingctx, source, index, stride, target, place, step):  # type: i
             after = list(rows)
             for i in range(LANES):
                 if not i & distance:
-                    after[i] = _shuffle(builder, rows[i], rows[i | distance], low)
-                    after[i | distance] = _shuffle(builder, rows[i], rows[i | distance], high)
+                    after[i] = emit_shuffle(builder, rows[i], rows[i | distance], low)
+                    after[i | distance] = emit_shuffle(builder, rows[i], rows[i | distance], high)
             rows = after
         for column in (0, 2, 1, 3, 4, 6, 5, 7):
             _store(builder, rows[column], _address(context, builder, signature.args[3], target, place))
@@ -281,126 +276,6 @@ def transpose(typingctx, source, index, stride, target, place, step):  # type: i
         return context.get_dummy_value()
 
     return types.void(source, types.intp, types.intp, target, types.intp, types.intp), codegen
-
-
-def _binary(emit: Callable[[Builder, Any, Any], Any], doc: str) -> Any:
-    def function(typingctx, a, b):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            return emit(builder, *arguments)
-
-        return a(a, b), codegen
-
-    function.__doc__ = doc
-    return intrinsic(function)
-
-
-add = _binary(lambda builder, a, b: builder.fadd(a, b), "a + b")
-subtract = _binary(lambda builder, a, b: builder.fsub(a, b), "a - b")
-multiply = _binary(lambda builder, a, b: builder.fmul(a, b), "a * b")
-divide = _binary(lambda builder, a, b: builder.fdiv(a, b), "a / b")
-maximum = _binary(
-    lambda builder, a, b: builder.select(builder.fcmp_unordered(">", a, b), a, b), "The larger; a where either is NaN."
-)
-minimum = _binary(
-    lambda builder, a, b: builder.select(builder.fcmp_unordered("<", a, b), a, b), "The smaller; a where either is NaN."
-)
-
-
-@intrinsic
-def where_positive(typingctx, condition, a, b):  # type: ignore[no-untyped-def]
-    """a in the lanes where condition > 0, else b."""
-
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        condition, a, b = arguments
-        return builder.select(builder.fcmp_ordered(">", condition, ir.Constant(condition.type, None)), a, b)
-
-    return a(condition, a, b), codegen
-
-
-@intrinsic
-def sqrt(typingctx, x):  # type: ignore[no-untyped-def]
-    """The square root of every lane."""
-
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return _unary(builder, "sqrt", arguments[0])
-
-    return x(x), codegen
-
-
-def _unary(builder: Builder, name: str, x: Any) -> Any:
-    suffix = "f32" if isinstance(x.type.element, ir.FloatType) else "f64"
-    function = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(x.type, [x.type]), f"llvm.{name}.v{LANES}{suffix}"
-    )
-    return builder.call(function, [x])
-
-
-@intrinsic
-def exp(typingctx, x):  # type: ignore[no-untyped-def]
-    """e**x, to the last bit or two; 0 where the result would be denormal, largest finite where it would overflow.
-
-    e**x = 2**n · e**r with n = round(x / log 2) and |r| ≤ log(2)/2, where a short Taylor series is exact enough.
-    LLVM has no vector exponential of its own, and calling a scalar one eight times costs more than all the rest.
-    """
-
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        given = arguments[0]
-        single = isinstance(given.type.element, ir.FloatType)
-        bits, fraction, degree = (32, 23, 7) if single else (64, 52, 13)
-        # log 2 in two parts, so that n times the first part is exact.
-        high, low = (0.693359375, -2.12194440e-4) if single else (0.6931471803691238, 1.9082149292705877e-10)
-        lowest, highest = (-87.3, 88.3) if single else (-708.3, 709.4)
-
-        def number(value: float) -> Any:
-            return ir.Constant(given.type, [float(np.float32(value)) if single else value] * LANES)
-
-        # Ordered comparisons: NaN leaves the clamp as a number, and comes back at the end.
-        x = builder.select(builder.fcmp_ordered(">", given, number(lowest)), given, number(lowest))
-        x = builder.select(builder.fcmp_ordered("<", x, number(highest)), x, number(highest))
-        n = _unary(builder, "rint", builder.fmul(x, number(1.4426950408889634)))
-        r = _muladd(builder, n, number(-high), x)
-        r = _muladd(builder, n, number(-low), r)
-        result = number(1 / math.factorial(degree))
-        for i in range(degree - 1, -1, -1):
-            result = _muladd(builder, result, r, number(1 / math.factorial(i)))
-        integers = ir.VectorType(ir.IntType(bits), LANES)
-        exponent = builder.add(
-            builder.fptosi(n, integers), ir.Constant(integers, [2 ** (bits - fraction - 2) - 1] * LANES)
-        )
-        power = builder.bitcast(builder.shl(exponent, ir.Constant(integers, [fraction] * LANES)), given.type)
-        result = builder.fmul(result, power)
-        result = builder.select(builder.fcmp_ordered("<", given, number(lowest)), ir.Constant(given.type, None), result)
-        return builder.select(builder.fcmp_unordered("uno", given, given), given, result)
-
-    return x(x), codegen
-
-
-@intrinsic
-def lane_maximum(typingctx, x):  # type: ignore[no-untyped-def]
-    """The largest lane."""
-
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return _fold_lanes(builder, arguments[0], lambda a, b: builder.select(builder.fcmp_unordered(">", a, b), a, b))
-
-    return x.dtype(x), codegen
-
-
-@intrinsic
-def lane_sum(typingctx, x):  # type: ignore[no-untyped-def]
-    """The sum of the lanes."""
-
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return _fold_lanes(builder, arguments[0], builder.fadd)
-
-    return x.dtype(x), codegen
-
-
-def _fold_lanes(builder: Builder, x: Any, combine: Callable[[Any, Any], Any]) -> Any:
-    lanes = LANES
-    while lanes > 1:
-        lanes //= 2
-        x = combine(_shuffle(builder, x, x, list(range(lanes))), _shuffle(builder, x, x, list(range(lanes, 2 * lanes))))
-    return builder.extract_element(x, ir.Constant(ir.IntType(32), 0))
 
 
 @intrinsic
@@ -441,25 +316,3 @@ def take_next(typingctx, counter):  # type: ignore[no-untyped-def]
         return builder.atomic_rmw("add", data, ir.Constant(ir.IntType(64), 1), "monotonic")
 
     return types.int64(counter), codegen
-
-
-@intrinsic
-def keep_lanes(typingctx, row, key, threshold, like):  # type: ignore[no-untyped-def]
-    """1 in the lanes of keys key, key+1, … that dropout keeps, else 0: the last two lines of `ops.dropout`'s hash."""
-
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        words = ir.VectorType(ir.IntType(32), LANES)
-
-        def word(value: int) -> Any:
-            return ir.Constant(words, [value] * LANES)
-
-        row, key, threshold = (_splat(builder, builder.trunc(x, ir.IntType(32))) for x in arguments[:3])
-        keys = builder.add(key, ir.Constant(words, list(range(LANES))))
-        x = builder.add(row, builder.mul(keys, word(KEY_FACTOR)))
-        x = builder.mul(builder.xor(x, builder.lshr(x, word(16))), word(MIX_FACTORS[0]))
-        x = builder.mul(builder.xor(x, builder.lshr(x, word(15))), word(MIX_FACTORS[1]))
-        x = builder.xor(x, builder.lshr(x, word(16)))
-        vector = _vector_type(signature.return_type.dtype)
-        return builder.uitofp(builder.icmp_unsigned(">=", x, threshold), vector)
-
-    return Vector(like.dtype)(types.int64, types.int64, types.int64, like), codegen

@@ -1,0 +1,155 @@
+"""Explicit SIMD for Numba, second half: arithmetic, roots, exponentials and hashes of single vectors."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from headcode.ops._simd import LANES, Builder, Vector, emit_muladd, emit_shuffle, emit_splat, vector_type
+from headcode.ops.dropout import KEY_FACTOR, MIX_FACTORS
+
+
+def _binary(emit: Callable[[Builder, Any, Any], Any], doc: str) -> Any:
+    def function(typingctx, a, b):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            return emit(builder, *arguments)
+
+        return a(a, b), codegen
+
+    function.__doc__ = doc
+    return intrinsic(function)
+
+
+add = _binary(lambda builder, a, b: builder.fadd(a, b), "a + b")
+subtract = _binary(lambda builder, a, b: builder.fsub(a, b), "a - b")
+multiply = _binary(lambda builder, a, b: builder.fmul(a, b), "a * b")
+divide = _binary(lambda builder, a, b: builder.fdiv(a, b), "a / b")
+maximum = _binary(
+    lambda builder, a, b: builder.select(builder.fcmp_unordered(">", a, b), a, b), "The larger; a where either is NaN."
+)
+
+
+@intrinsic
+def where_positive(typingctx, condition, a, b):  # type: ignore[no-untyped-def]
+    """a in the lanes where condition > 0, else b."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        condition, a, b = arguments
+        return builder.select(builder.fcmp_ordered(">", condition, ir.Constant(condition.type, None)), a, b)
+
+    return a(condition, a, b), codegen
+
+
+@intrinsic
+def sqrt(typingctx, x):  # type: ignore[no-untyped-def]
+    """The square root of every lane."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return _unary(builder, "sqrt", arguments[0])
+
+    return x(x), codegen
+
+
+def _unary(builder: Builder, name: str, x: Any) -> Any:
+    suffix = "f32" if isinstance(x.type.element, ir.FloatType) else "f64"
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(x.type, [x.type]), f"llvm.{name}.v{LANES}{suffix}"
+    )
+    return builder.call(function, [x])
+
+
+@intrinsic
+def exp(typingctx, x):  # type: ignore[no-untyped-def]
+    """e**x, to the last bit or two; 0 where the result would be denormal, largest finite where it would overflow.
+
+    e**x = 2**n · e**r with n = round(x / log 2) and |r| ≤ log(2)/2, where a short Taylor series is exact enough.
+    LLVM has no vector exponential of its own, and calling a scalar one eight times costs more than all the rest.
+    """
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        given = arguments[0]
+        single = isinstance(given.type.element, ir.FloatType)
+        bits, fraction, degree = (32, 23, 7) if single else (64, 52, 13)
+        # log 2 in two parts, so that n times the first part is exact.
+        high, low = (0.693359375, -2.12194440e-4) if single else (0.6931471803691238, 1.9082149292705877e-10)
+        lowest, highest = (-87.3, 88.3) if single else (-708.3, 709.4)
+
+        def number(value: float) -> Any:
+            return ir.Constant(given.type, [float(np.float32(value)) if single else value] * LANES)
+
+        # Ordered comparisons: NaN leaves the clamp as a number, and comes back at the end.
+        x = builder.select(builder.fcmp_ordered(">", given, number(lowest)), given, number(lowest))
+        x = builder.select(builder.fcmp_ordered("<", x, number(highest)), x, number(highest))
+        n = _unary(builder, "rint", builder.fmul(x, number(1.4426950408889634)))
+        r = emit_muladd(builder, n, number(-high), x)
+        r = emit_muladd(builder, n, number(-low), r)
+        result = number(1 / math.factorial(degree))
+        for i in range(degree - 1, -1, -1):
+            result = emit_muladd(builder, result, r, number(1 / math.factorial(i)))
+        integers = ir.VectorType(ir.IntType(bits), LANES)
+        exponent = builder.add(
+            builder.fptosi(n, integers), ir.Constant(integers, [2 ** (bits - fraction - 2) - 1] * LANES)
+        )
+        power = builder.bitcast(builder.shl(exponent, ir.Constant(integers, [fraction] * LANES)), given.type)
+        result = builder.fmul(result, power)
+        result = builder.select(builder.fcmp_ordered("<", given, number(lowest)), ir.Constant(given.type, None), result)
+        return builder.select(builder.fcmp_unordered("uno", given, given), given, result)
+
+    return x(x), codegen
+
+
+@intrinsic
+def lane_maximum(typingctx, x):  # type: ignore[no-untyped-def]
+    """The largest lane."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return _fold_lanes(builder, arguments[0], lambda a, b: builder.select(builder.fcmp_unordered(">", a, b), a, b))
+
+    return x.dtype(x), codegen
+
+
+@intrinsic
+def lane_sum(typingctx, x):  # type: ignore[no-untyped-def]
+    """The sum of the lanes."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return _fold_lanes(builder, arguments[0], builder.fadd)
+
+    return x.dtype(x), codegen
+
+
+def _fold_lanes(builder: Builder, x: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    lanes = LANES
+    while lanes > 1:
+        lanes //= 2
+        x = combine(
+            emit_shuffle(builder, x, x, list(range(lanes))), emit_shuffle(builder, x, x, list(range(lanes, 2 * lanes)))
+        )
+    return builder.extract_element(x, ir.Constant(ir.IntType(32), 0))
+
+
+@intrinsic
+def keep_lanes(typingctx, row, key, threshold, like):  # type: ignore[no-untyped-def]
+    """1 in the lanes of keys key, key+1, … that dropout keeps, else 0: the last two lines of `ops.dropout`'s hash."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        words = ir.VectorType(ir.IntType(32), LANES)
+
+        def word(value: int) -> Any:
+            return ir.Constant(words, [value] * LANES)
+
+        row, key, threshold = (emit_splat(builder, builder.trunc(x, ir.IntType(32))) for x in arguments[:3])
+        keys = builder.add(key, ir.Constant(words, list(range(LANES))))
+        x = builder.add(row, builder.mul(keys, word(KEY_FACTOR)))
+        x = builder.mul(builder.xor(x, builder.lshr(x, word(16))), word(MIX_FACTORS[0]))
+        x = builder.mul(builder.xor(x, builder.lshr(x, word(15))), word(MIX_FACTORS[1]))
+        x = builder.xor(x, builder.lshr(x, word(16)))
+        vector = vector_type(signature.return_type.dtype)
+        return builder.uitofp(builder.icmp_unsigned(">=", x, threshold), vector)
+
+    return Vector(like.dtype)(types.int64, types.int64, types.int64, like), codegen
