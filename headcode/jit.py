@@ -5,6 +5,8 @@ never pays for Numba. Without Numba, or with HEADCODE_DISABLE_NUMBA=1, `njit` le
 """
 
 import contextlib
+import functools
+import hashlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
@@ -42,30 +44,48 @@ def njit(**options: Any) -> Callable[[Callable], Callable]:
         import numba
 
         dispatcher = numba.njit(nogil=True, **options)(function)
-        # A cache that cannot be opened or written costs time, never an answer.
-        with contextlib.suppress(OSError, RuntimeError), _numba_cache_folder():
+        # A cache that cannot be opened, read or written costs time, never an answer.
+        with contextlib.suppress(OSError, RuntimeError), _numba_cache_folder(function):
             dispatcher.enable_caching()
-            save = dispatcher._cache.save_overload
-
-            def save_if_possible(signature: Any, data: Any) -> None:
-                with contextlib.suppress(OSError):
-                    save(signature, data)
-
-            dispatcher._cache.save_overload = save_if_possible
+            cache = dispatcher._cache
+            cache.load_overload = _or_nothing(cache.load_overload)
+            cache.save_overload = _or_nothing(cache.save_overload)
         return dispatcher
 
     return decorate
 
 
+def _or_nothing(function: Callable) -> Callable:
+    """The function, which returns None where it would fail: a damaged cache file may raise anything."""
+
+    @functools.wraps(function)
+    def attempt(*arguments: Any) -> Any:
+        with contextlib.suppress(Exception):
+            return function(*arguments)
+        return None
+
+    return attempt
+
+
 @contextlib.contextmanager
-def _numba_cache_folder() -> Iterator[None]:
+def _numba_cache_folder(function: Callable) -> Iterator[None]:
     """Numba chooses a function's cache folder when caching is enabled; ours must not move other packages' caches."""
     from numba.core import config
 
     before = config.CACHE_DIR
-    if not before:
-        config.CACHE_DIR = str(cache_folder())
     try:
+        if not before:
+            config.CACHE_DIR = str(cache_folder() / _fingerprint(Path(function.__code__.co_filename).parent))
         yield
     finally:
         config.CACHE_DIR = before
+
+
+@functools.cache
+def _fingerprint(folder: Path) -> str:
+    """Of the kernel modules (`_*.py`) of a package. Numba compiles a function's callees into it, but looks only at the
+    function's own file to see whether the cache is stale."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("_*.py")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -110,4 +110,3 @@ def _announce(choice: BackendChoice) -> BackendChoice:
         _announced.add(choice.name)
         logger.info("hyper_attention uses the %s backend: %s", choice.name, choice.reason)
     return choice
-
