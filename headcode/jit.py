@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,11 @@ def numba_enabled() -> bool:
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: HEADCODE_CACHE_DIR, else the user's cache folder."""
+    """Where compiled kernels are kept: HEADCODE_CACHE_DIR, else Numba's own setting, else the user's cache folder."""
     if explicit := os.environ.get("HEADCODE_CACHE_DIR"):
         return Path(explicit) / "numba"
+    if numbas := os.environ.get("NUMBA_CACHE_DIR"):
+        return Path(numbas)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headcode" / "numba"
 
 
@@ -45,7 +48,10 @@ def njit(**options: Any) -> Callable[[Callable], Callable]:
 
         dispatcher = numba.njit(nogil=True, **options)(function)
         # A cache that cannot be opened, read or written costs time, never an answer.
-        with contextlib.suppress(OSError, RuntimeError), _numba_cache_folder(function):
+        with contextlib.suppress(OSError, RuntimeError), _numba_cache_folder(function) as folder:
+            # Numba would otherwise go on to the package's own folder, where nothing tells old sources from new.
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
             dispatcher.enable_caching()
             cache = dispatcher._cache
             cache.load_overload = _or_nothing(cache.load_overload)
@@ -68,15 +74,15 @@ def _or_nothing(function: Callable) -> Callable:
 
 
 @contextlib.contextmanager
-def _numba_cache_folder(function: Callable) -> Iterator[None]:
+def _numba_cache_folder(function: Callable) -> Iterator[Path]:
     """Numba chooses a function's cache folder when caching is enabled; ours must not move other packages' caches."""
     from numba.core import config
 
+    folder = cache_folder() / _fingerprint(Path(function.__code__.co_filename).parent)
     before = config.CACHE_DIR
+    config.CACHE_DIR = str(folder)
     try:
-        if not before:
-            config.CACHE_DIR = str(cache_folder() / _fingerprint(Path(function.__code__.co_filename).parent))
-        yield
+        yield folder
     finally:
         config.CACHE_DIR = before
 

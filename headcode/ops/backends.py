@@ -87,7 +87,7 @@ def _choose_automatically(problem: Problem) -> BackendChoice:
         why = CANDIDATES[name](problem)
         if why is None:
             rest = {other: f"{name} is faster here" for other in CANDIDATES if other != name and other not in rejected}
-            return _announce(BackendChoice(name, f"fused kernel for {problem.device}", {**rejected, **rest}))
+            return _announce(BackendChoice(name, _reason(problem), {**rejected, **rest}))
         rejected[name] = why
     linear = problem.value_net == "linear"
     per_pair = problem.heads if linear else max(problem.heads, problem.v_width)
@@ -99,6 +99,21 @@ def _choose_automatically(problem: Problem) -> BackendChoice:
         return _announce(BackendChoice("chunked", reason, {**rejected, "reference": reason}))
     small = f"small enough to hold all pairs at once ({elements:,} numbers)"
     return _announce(BackendChoice("reference", small, {**rejected, "chunked": small}))
+
+
+def _reason(problem: Problem) -> str:
+    by_torch = cpu.prefers_torch(
+        norm=problem.norm,
+        value_net=problem.value_net,
+        qk_width=problem.qk_width,
+        v_width=problem.v_width,
+        causal=problem.causal,
+        square=problem.aligned and problem.queries == problem.keys,
+        plain=problem.mask == "none" and not problem.relative_bias and not problem.dropout,
+    )
+    if problem.device == "cpu" and by_torch:
+        return "it passes this call on to torch's own fused attention, which is faster at this width"
+    return f"fused kernel for {problem.device}"
 
 
 _announced: set[str] = set()

@@ -86,7 +86,7 @@ def forward(
         out.zero_()
         saved.zero_()
         return
-    if prefers_torch(q, k, v, mask, relative_bias, options):
+    if _served_by_torch(q, k, v, mask, relative_bias, options):
         result, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, options["causal"], scale=options["scale"]
         )
@@ -123,7 +123,7 @@ def backward(
             if gradient is not None:
                 gradient.zero_()
         return
-    if prefers_torch(q, k, v, mask, relative_bias, options):
+    if _served_by_torch(q, k, v, mask, relative_bias, options):
         gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, out, saved, 0.0, options["causal"], scale=options["scale"]
         )
@@ -159,20 +159,31 @@ length 64 to 1024; at 16, 0.9 to 1.4; at 64, 1.3 to 2.2. docs/kernels.md has the
 
 
 def prefers_torch(
+    *, norm: str, value_net: str, qk_width: int, v_width: int, causal: bool, square: bool, plain: bool
+) -> bool:
+    """Whether torch's own fused attention can serve a call and is faster: the one place where that is decided.
+
+    It is softmax with a linear value net, `plain`: without dropout of ours, without a band (it would need all of Tq×Tk)
+    and without padding (what it answers for a query that sees no key has changed between versions). Its causal mask
+    is ours only if the call is `square`: as many queries as keys, the first at the first.
+    """
+    if norm != "softmax" or value_net != "linear" or not plain or (causal and not square):
+        return False
+    return qk_width == v_width and qk_width >= TORCH_FROM_WIDTH
+
+
+def _served_by_torch(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, band: Tensor | None, options: dict[str, Any]
 ) -> bool:
-    """Whether torch's own fused attention can serve this call and is faster: the one place where that is decided.
-
-    It is softmax attention with a linear value net only, without dropout of ours, without a band (it would need all of
-    Tq×Tk) and without padding (its answer for a query that sees no key has changed between versions).
-    """
-    if options["norm"] != "softmax" or options["value_net"] != "linear":
-        return False
-    if mask is not None or band is not None or options["dropout"] > 0:
-        return False
-    if options["causal"] and (q.shape[2] != k.shape[2] or options["query_offset"] != 0):
-        return False
-    return q.shape[3] == v.shape[3] and q.shape[3] >= TORCH_FROM_WIDTH
+    return prefers_torch(
+        norm=options["norm"],
+        value_net=options["value_net"],
+        qk_width=q.shape[3],
+        v_width=v.shape[3],
+        causal=options["causal"],
+        square=q.shape[2] == k.shape[2] and options["query_offset"] == 0,
+        plain=mask is None and band is None and options["dropout"] == 0,
+    )
 
 
 def _row(t: Tensor) -> tuple[int, ...]:
@@ -196,7 +207,8 @@ class _Call:
         keys, v_width = k.shape[2], v.shape[3]
         self.dtype = q.dtype
         self.batch = batch
-        self.num_rows = 2 if max(qk_width, v_width) <= 2 else 4
+        # Rows of one vector each: as many as leave room for two queries' sums in 16 registers.
+        self.num_rows = 2 if max(qk_width, v_width) <= 2 or q.dtype == torch.float64 else 4
         self.qk_padded, v_padded = (_round_up(width, self.num_rows) for width in (qk_width, v_width))
         self.block = min(_round_up(keys, LANES), BLOCK)
         self.work = batch * self.queries * keys * heads * (self.qk_padded + 2 * v_padded)
