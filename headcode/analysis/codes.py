@@ -1,0 +1,158 @@
+"""Codes of a whole split, streamed to a file with everything that is known about each instance.
+
+    capture(open_run("runs/first"), "compositional", "codes.npz", size=50_000)
+    codes = open_arrays("codes.npz")
+    codes["codes_layer_0"]       (instance, pair, head) float32: a code is a row
+    codes["pairs"]               (pair, 2): query and key position
+    codes["token_rules"], …      the task's labels, predictions, targets, correct
+
+Memory holds one batch, and of it only the codes of the chosen pairs: never T×T of a split.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headcode.analysis.files import Arrays, open_arrays, stream_to
+from headcode.analysis.runs import OpenRun, batches, check_layers, check_split, judge, predict
+from headcode.nn import Transformer, capture_codes
+from headcode.tasks import Batch, Task
+from headcode.version import __version__
+
+Keys = str | Sequence[int]
+LABELS = ("instance", "composition", "term_ids", "terms", "rules", "token_rules", "permutations", "aligned", "puzzles")
+
+
+def choose_pairs(task: Task, queries: Sequence[int] | None, keys: Keys) -> np.ndarray:
+    """(pair, 2) query and key positions, query by query.
+
+    Args:
+        queries: positions, negative ones from the end; None means the tokens whose outputs are the prediction.
+        keys: `self` (each query's code to itself), `all`, or positions.
+    """
+    length = task.sequence_length
+    rows = list(range(length))[task.queries] if queries is None else [_position("query", q, length) for q in queries]
+    if isinstance(keys, str):
+        if keys not in ("self", "all"):
+            raise ValueError(f"keys must be self, all or positions, got {keys!r}.")
+        columns = [[q] if keys == "self" else list(range(length)) for q in rows]
+    else:
+        columns = [[_position("key", k, length) for k in keys]] * len(rows)
+    pairs = [(q, k) for q, row in zip(rows, columns, strict=True) for k in row]
+    if not pairs:
+        raise ValueError("At least one query and one key are needed.")
+    return np.array(pairs)
+
+
+def capture(
+    run: OpenRun,
+    split: str,
+    path: str | Path,
+    *,
+    size: int = 4096,
+    start: int = 0,
+    layers: Sequence[int] | None = None,
+    queries: Sequence[int] | None = None,
+    keys: Keys = "self",
+    residual: bool = False,
+    batch_size: int = 256,
+    progress: Callable[[int], None] | None = None,
+) -> Arrays:
+    """Write the codes of instances start … start+size-1 of a split to `path` (.npz or .parquet), and open it.
+
+    `residual` adds `residual_layer_i` (instance, query, dim): the residual stream after layer i at each query, for
+    comparison. Everything is exact on every method and backend (`capture_codes`).
+    """
+    check_split(run.task, split)
+    numbers = check_layers(layers, run.config.model.num_layers)
+    pairs = choose_pairs(run.task, queries, keys)
+    card = {
+        **run.facts(),
+        "what": "codes",
+        "headcode": __version__,
+        "split": split,
+        "start": start,
+        "size": size,
+        "layers": numbers,
+        "task_config": run.task.to_dict(),
+    }
+    with stream_to(path) as stream:
+        for batch in batches(run.task, split, size, start, batch_size):
+            stream.append(read_batch(run, batch, numbers, pairs, residual))
+            if progress is not None:
+                progress(len(batch.x))
+        stream.close(card, {"pairs": pairs, "queries": _distinct(pairs[:, 0])})
+    return open_arrays(path)
+
+
+def read_batch(
+    run: OpenRun, batch: Batch, layers: Sequence[int], pairs: np.ndarray, residual: bool
+) -> dict[str, np.ndarray]:
+    """Codes, labels and predictions of one batch, by the names that they have in a file."""
+    queries, keys = _distinct(pairs[:, 0]), _distinct(pairs[:, 1])
+    last = run.config.model.num_layers - 1
+    # The last layer computes only the tokens that are read: for other queries the whole sequence is needed.
+    read = range(run.task.sequence_length)[run.task.queries]
+    outside = last in layers and not set(queries.tolist()) <= set(read)
+    chosen: dict[str, Any] = {"layers": list(layers), "queries": queries.tolist(), "keys": keys.tolist()}
+    with _residual_stream(run.model, layers if residual else []) as hidden, capture_codes(run.model, **chosen) as codes:
+        prediction = predict(run, batch, everywhere=outside)
+    rows, columns = np.searchsorted(queries, pairs[:, 0]), np.searchsorted(keys, pairs[:, 1])
+    found: dict[str, np.ndarray] = {
+        f"codes_layer_{layer}": codes[layer][:, :, rows, columns].transpose(1, 2).float().numpy() for layer in layers
+    }
+    for layer, stream in hidden.items():
+        # A stream shorter than the sequence holds its last tokens.
+        places = queries - (run.task.sequence_length - stream.shape[1])
+        found[f"residual_layer_{layer}"] = stream[:, places].float().numpy()
+    labels = {name: batch.info[name].numpy() for name in LABELS if name in batch.info}
+    return {**labels, **judge(run.task, prediction, batch), **found}
+
+
+def codes_of(codes: Arrays, layer: int, query: int) -> np.ndarray:
+    """(instance, keys · heads): the codes of one query in one layer, its keys side by side."""
+    name = f"codes_layer_{layer}"
+    if name not in codes:
+        known = [int(n.removeprefix("codes_layer_")) for n in codes if n.startswith("codes_layer_")]
+        raise ValueError(f"The file has codes of layers {', '.join(map(str, known))}; there is no layer {layer}.")
+    places = np.flatnonzero(np.asarray(codes["pairs"])[:, 0] == query)
+    if not len(places):
+        raise ValueError(f"The file has queries {np.asarray(codes['queries']).tolist()}; there is no query {query}.")
+    return np.asarray(codes[name][:, places]).reshape(len(codes[name]), -1)
+
+
+def _distinct(values: np.ndarray) -> np.ndarray:
+    return np.unique(values)
+
+
+def _position(name: str, position: int, length: int) -> int:
+    if not -length <= position < length:
+        raise ValueError(f"This task has {length} tokens, 0 to {length - 1}; there is no {name} {position}.")
+    return position % length
+
+
+@contextmanager
+def _residual_stream(model: Transformer, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    """The outputs of blocks, by layer, of the last forward pass."""
+    hidden: dict[int, Tensor] = {}
+    counter = {"calls": 0}
+    handles = []
+
+    def note(module: torch.nn.Module, arguments: Any, output: Tensor) -> None:
+        layer = counter["calls"] % model.config.num_layers
+        counter["calls"] += 1
+        if layer in layers:
+            hidden[layer] = output.detach()
+
+    for block in model.blocks:
+        handles.append(block.register_forward_hook(note))
+    try:
+        yield hidden
+    finally:
+        for handle in handles:
+            handle.remove()

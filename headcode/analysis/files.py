@@ -1,0 +1,217 @@
+"""Named arrays with equal first axes, written batch by batch and read back by memory map: NPZ or Parquet.
+
+Nothing here holds more than one batch. An NPZ member has its length in its header, so each array is staged beside the
+target and copied in when its length is known; members are stored without compression, so that reading maps them.
+"""
+
+import json
+import os
+import shutil
+import struct
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+CARD = "card"
+FORMATS = (".npz", ".parquet")
+
+
+class Arrays(Mapping[str, np.ndarray]):
+    """The arrays of a file and its `card`, a dictionary that says what they are."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], card: dict[str, Any]) -> None:
+        self._arrays, self.card = dict(arrays), card
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
+class NpzStream:
+    """Appends rows to named arrays; `close` makes the NPZ file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.stage = path.with_name(f".{path.name}.{os.getpid()}")
+        shutil.rmtree(self.stage, ignore_errors=True)
+        self.stage.mkdir(parents=True)
+        self._files: dict[str, tuple[IO[bytes], np.dtype, tuple[int, ...]]] = {}
+        self._rows: dict[str, int] = {}
+
+    def append(self, rows: Mapping[str, np.ndarray]) -> None:
+        for name, array in rows.items():
+            array = np.ascontiguousarray(array)
+            if name not in self._files:
+                staged = (self.stage / str(len(self._files))).open("w+b")
+                self._files[name] = (staged, array.dtype, array.shape[1:])
+                self._rows[name] = 0
+            file, dtype, shape = self._files[name]
+            if array.dtype != dtype or array.shape[1:] != shape:
+                raise ValueError(f"Rows of {name} are {dtype} {shape}, got {array.dtype} {array.shape[1:]}.")
+            file.write(array.tobytes())
+            self._rows[name] += len(array)
+
+    def close(self, card: Mapping[str, Any], constants: Mapping[str, np.ndarray]) -> None:
+        draft = self.stage / "draft.npz"
+        with zipfile.ZipFile(draft, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+            for name, array in {**constants, CARD: np.array(json.dumps(card))}.items():
+                with archive.open(_member(name), "w", force_zip64=True) as member:
+                    npy.write_array(member, np.asanyarray(array), allow_pickle=False)
+            for name, (file, dtype, shape) in self._files.items():
+                header = {
+                    "descr": npy.dtype_to_descr(dtype),
+                    "fortran_order": False,
+                    "shape": (self._rows[name], *shape),
+                }
+                file.seek(0)
+                with archive.open(_member(name), "w", force_zip64=True) as member:
+                    npy.write_array_header_2_0(member, header)
+                    shutil.copyfileobj(file, member, 1 << 20)
+                file.close()
+                Path(file.name).unlink()
+        draft.replace(self.path)
+
+    def discard(self) -> None:
+        for file, _, _ in self._files.values():
+            file.close()
+        shutil.rmtree(self.stage, ignore_errors=True)
+
+
+class ParquetStream:
+    """Appends rows to a Parquet file: one row per instance, arrays as flat lists whose shapes the metadata keeps."""
+
+    def __init__(self, path: Path) -> None:
+        _pyarrow()
+        self.path = path
+        self.draft = path.with_name(f".{path.name}.{os.getpid()}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._writer: Any = None
+        self._shapes: dict[str, list[int]] = {}
+
+    def append(self, rows: Mapping[str, np.ndarray]) -> None:
+        pa, pq = _pyarrow()
+        columns = {}
+        for name, array in rows.items():
+            flat = pa.array(np.ascontiguousarray(array).reshape(-1))
+            width = int(np.prod(array.shape[1:])) if array.ndim > 1 else None
+            columns[name] = flat if width is None else pa.FixedSizeListArray.from_arrays(flat, width)
+            self._shapes[name] = list(array.shape[1:])
+        table = pa.table(columns)
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self.draft, table.schema)
+        self._writer.write_table(table)
+
+    def close(self, card: Mapping[str, Any], constants: Mapping[str, np.ndarray]) -> None:
+        about = {
+            "card": dict(card),
+            "shapes": self._shapes,
+            "constants": {name: np.asarray(array).tolist() for name, array in constants.items()},
+        }
+        self._writer.add_key_value_metadata({"headcode": json.dumps(about)})
+        self._writer.close()
+        self.draft.replace(self.path)
+
+    def discard(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self.draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def stream_to(path: str | Path) -> Iterator[NpzStream | ParquetStream]:
+    """A stream for the file's ending; whatever happens, no half file stays behind."""
+    path = Path(path)
+    check_ending(path)
+    stream = NpzStream(path) if path.suffix == ".npz" else ParquetStream(path)
+    try:
+        yield stream
+    finally:
+        stream.discard()
+
+
+def check_ending(path: Path) -> None:
+    if path.suffix not in FORMATS:
+        raise ValueError(f"{path.name!r} ends in none of {', '.join(FORMATS)}: the ending decides the format.")
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], card: Mapping[str, Any]) -> Path:
+    """Small results in one go: an NPZ file with a card."""
+    with stream_to(path) as stream:
+        stream.close(card, arrays)
+    return Path(path)
+
+
+def open_arrays(path: str | Path) -> Arrays:
+    """What a stream wrote; the arrays of an NPZ file are memory-mapped, so that any part of them can be read."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist; make it with headcode codes.")
+    check_ending(path)
+    try:
+        return _open_npz(path) if path.suffix == ".npz" else _open_parquet(path)
+    except (zipfile.BadZipFile, struct.error, EOFError, KeyError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is damaged or was not written by headcode: {error}.") from None
+
+
+def _open_npz(path: Path) -> Arrays:
+    arrays: dict[str, np.ndarray] = {}
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        for member in archive.infolist():
+            if member.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"{path} has compressed members; headcode writes them stored.")
+            file.seek(member.header_offset)
+            name_length, extra_length = struct.unpack("<26xHH", file.read(30))
+            file.seek(name_length + extra_length, os.SEEK_CUR)
+            version = npy.read_magic(file)
+            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            shape, fortran, dtype = read(file)
+            if dtype.hasobject:
+                raise ValueError(f"{path} holds pickled objects, which are never loaded.")
+            name = member.filename.removesuffix(".npy")
+            if shape == () or 0 in shape:
+                arrays[name] = np.fromfile(file, dtype, int(np.prod(shape))).reshape(shape)
+            else:
+                order = "F" if fortran else "C"
+                arrays[name] = np.memmap(path, dtype, "r", file.tell(), shape, order)  # type: ignore[call-overload]
+    return Arrays(arrays, json.loads(str(arrays.pop(CARD))))
+
+
+def _open_parquet(path: Path) -> Arrays:
+    pa, pq = _pyarrow()
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{path} is not a Parquet file: {error}.") from None
+    about = json.loads(file.metadata.metadata[b"headcode"])
+    arrays = {}
+    for name, shape in about["shapes"].items():
+        column = file.read([name]).column(0).combine_chunks()
+        flat = column.flatten() if shape else column
+        arrays[name] = flat.to_numpy(zero_copy_only=False).reshape(len(column), *shape)
+    constants = {name: np.array(values) for name, values in about["constants"].items()}
+    return Arrays({**constants, **arrays}, about["card"])
+
+
+def _member(name: str) -> str:
+    return f"{name}.npy"
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "Parquet files need pyarrow: pip install 'headcode[parquet]', or write .npz."
+        ) from None
+    return pyarrow, pyarrow.parquet

@@ -1,0 +1,211 @@
+"""The space of codes as pictures' data: maps in the plane, likeness of rules, and codes along training.
+
+Every result is a file with the arrays and a card that has the seed and all settings.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headcode.analysis.codes import Keys, capture, codes_of
+from headcode.analysis.decode import Decoder, examples, score
+from headcode.analysis.files import Arrays, write_arrays
+from headcode.analysis.runs import checkpoints_of, open_run
+from headcode.presets import RunConfig
+from headcode.tasks import FuzzyLogic, SRaven, Task
+from headcode.version import __version__
+
+METHODS = ("tsne", "pca", "umap")
+
+
+def task_of(codes: Arrays) -> Task:
+    """The task that a file of codes was captured on, with its settings."""
+    task = RunConfig.from_dict(codes.card["run_config"]).task
+    return task.from_dict(codes.card["task_config"])
+
+
+def labels_for_colour(task: Task, codes: Arrays, query: int) -> dict[str, np.ndarray]:
+    """What the points of a map can be coloured by, for one query token."""
+    named: dict[str, np.ndarray] = {"correct": np.asarray(codes["correct"]).astype(np.int64)}
+    if isinstance(task, SRaven):
+        feature = query - (task.sequence_length - task.num_features)
+        named["rule"] = np.asarray(codes["token_rules"])[:, query]
+        if feature >= 0:
+            named["target"] = np.asarray(codes["targets"])[:, feature]
+    elif isinstance(task, FuzzyLogic):
+        named["target"] = np.asarray(codes["targets"])[:, 0]
+        named["term"] = np.asarray(codes["term_ids"])[:, 0]
+        named["composition"] = np.asarray(codes["composition"])
+    return named
+
+
+def make_map(
+    codes: Arrays,
+    path: str | Path,
+    *,
+    layer: int,
+    query: int | None = None,
+    method: str = "tsne",
+    size: int = 2000,
+    seed: int = 0,
+    perplexity: float = 30.0,
+) -> Path:
+    """A map of one query's codes in one layer: `points` (N, 2) and the labels, with settings in the card.
+
+    `query` is a position, by default the last one captured. Perplexity is t-SNE's; UMAP takes it as its neighbours.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}.")
+    query = int(np.asarray(codes["queries"])[-1]) if query is None else query
+    features = codes_of(codes, layer, query)[:size]
+    if len(features) < 5:
+        raise ValueError(f"A map needs at least 5 codes, got {len(features)}.")
+    spread = features.std(0)
+    standardised = (features - features.mean(0)) / np.where(spread > 0, spread, 1)
+    points, settings = _embed(standardised, method, seed, perplexity)
+    labels = {name: array[:size] for name, array in labels_for_colour(task_of(codes), codes, query).items()}
+    card = {
+        **codes.card,
+        "what": "map",
+        "headcode": __version__,
+        "method": method,
+        "attention": codes.card["method"],
+        "layer": layer,
+        "query": query,
+        "map_seed": seed,
+        "map_size": len(features),
+        "settings": settings,
+    }
+    return write_arrays(path, {"points": points.astype(np.float32), **labels}, card)
+
+
+def _embed(features: np.ndarray, method: str, seed: int, perplexity: float) -> tuple[np.ndarray, dict[str, Any]]:
+    if method == "umap":
+        try:
+            import umap
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError("UMAP maps need umap-learn: pip install 'headcode[umap]'.") from None
+        settings: dict[str, Any] = {"n_neighbors": int(min(perplexity, len(features) - 1)), "random_state": seed}
+        return umap.UMAP(**settings).fit_transform(features), {**settings, "umap": umap.__version__}
+    try:
+        import sklearn
+        from sklearn.decomposition import PCA
+        from sklearn.manifold import TSNE
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("Maps need scikit-learn: pip install 'headcode[analysis]'.") from None
+    version = {"scikit-learn": sklearn.__version__, "standardised": True}
+    if method == "pca":
+        reduced = PCA(2, random_state=seed, svd_solver="full").fit(features)
+        shares = [float(share) for share in reduced.explained_variance_ratio_]
+        return reduced.transform(features), {**version, "explained_variance": shares}
+    settings = {"perplexity": float(min(perplexity, (len(features) - 1) / 3)), "init": "pca", "random_state": seed}
+    return TSNE(2, **settings).fit_transform(features), {**version, **settings}
+
+
+def likeness(seen: Arrays, held_out: Arrays, path: str | Path, *, layer: int) -> Path:
+    """Cosine similarity of mean codes between rules (or terms): training compositions against held-out ones.
+
+    `cosine` (class, class) compares the means of `seen` (rows) with those of `held_out` (columns); `centred` does so
+    after the mean over all seen codes was taken off, which shows what differs between rules. `diagonal_share` in the
+    card is how often a held-out mean is most like the seen mean of its own rule, by `centred`.
+    """
+    task = task_of(seen)
+    first, second = examples(task, seen, layer), examples(task, held_out, layer)
+    rows, columns = _means(first), _means(second)
+    centre = np.nanmean(rows, axis=0, keepdims=True)
+    occurs = ~np.isnan(columns).any(1) & ~np.isnan(rows).any(1)
+    centred = _cosine(rows - centre, columns - centre)
+    best = [int(np.nanargmax(centred[:, j])) == j for j in np.flatnonzero(occurs)]
+    card = {
+        **seen.card,
+        "what": "likeness",
+        "headcode": __version__,
+        "layer": layer,
+        "held_out_split": held_out.card["split"],
+        "diagonal_share": float(np.mean(best)) if best else None,
+        "classes_compared": int(occurs.sum()),
+    }
+    arrays = {"cosine": _cosine(rows, columns), "centred": centred, "classes": first.classes}
+    return write_arrays(path, arrays, card)
+
+
+def _means(data: Any) -> np.ndarray:
+    """(class, channel): the mean code of each class, over instances and then side by side over queries."""
+    result = np.full((len(data.classes), data.features[0].size), np.nan)
+    for index, wanted in enumerate(data.classes):
+        if data.multi:
+            chosen = data.labels[:, index]
+            if chosen.any():
+                result[index] = data.features[chosen].mean(0).ravel()
+            continue
+        parts = [data.features[data.labels[:, q] == wanted, q] for q in range(data.labels.shape[1])]
+        if all(len(part) for part in parts):
+            result[index] = np.concatenate([part.mean(0) for part in parts])
+    return result
+
+
+def _cosine(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    norms = np.linalg.norm(rows, axis=1)[:, None] * np.linalg.norm(columns, axis=1)
+    return rows @ columns.T / np.where(norms > 0, norms, 1)
+
+
+def along_training(
+    path: str | Path,
+    folder: str | Path,
+    *,
+    layer: int = -1,
+    keys: Keys = "self",
+    inputs: str | None = None,
+    split: str = "compositional",
+    size: int = 1024,
+    checkpoints: Sequence[str] | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Codes at the start and at every checkpoint of a run: decodability and where the mean codes of rules lie.
+
+    `{"card": …, "rows": […]}` with step, macro F1 and accuracy of a decoder fitted at that step, and share solved;
+    `training.npz` in `folder` has `means` (step, class, 2), the mean codes in the plane of the last step's two main
+    directions, and `steps`.
+    """
+    names = checkpoints_of(path) if checkpoints is None else list(checkpoints)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows, means, steps = [], [], []
+    card: dict[str, Any] = {}
+    classes = np.array([])
+    draft = folder / f".training-{seed}.npz"
+    try:
+        for name in names:
+            run = open_run(path, name, inputs=inputs)
+            chosen = layer % run.config.model.num_layers
+            options: dict[str, Any] = {"size": size, "layers": [chosen], "keys": keys}
+            fit = examples(run.task, capture(run, "iid", draft, **options), chosen)
+            decoder = Decoder(fit, seed)
+            means.append(_means(fit))
+            test = examples(run.task, capture(run, split, draft, **options), chosen)
+            found = score(test, decoder.predict(test), seed=seed)
+            rows.append(
+                {
+                    "step": run.step,
+                    "macro_f1": found.macro_f1,
+                    "macro_f1_low": found.macro_f1_low,
+                    "macro_f1_high": found.macro_f1_high,
+                    "accuracy": found.accuracy,
+                    "solved": float(test.correct.mean()),
+                }
+            )
+            steps.append(run.step)
+            classes = fit.classes
+            card = {**run.facts(), "what": "training", "layer": chosen, "split": split, "size": size, "map_seed": seed}
+    finally:
+        draft.unlink(missing_ok=True)
+    last = np.nan_to_num(means[-1])
+    centre = last.mean(0)
+    plane = np.linalg.svd(last - centre, full_matrices=False)[2][:2].T  # (channel, 2)
+    placed = np.stack([(np.nan_to_num(each) - centre) @ plane for each in means])
+    write_arrays(
+        folder / "training.npz", {"means": placed, "steps": np.array(steps), "classes": classes}, {**card, "rows": rows}
+    )
+    return {"card": card, "rows": rows}

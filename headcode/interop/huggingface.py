@@ -1,0 +1,202 @@
+"""Where the parts of attention are in Hugging Face's transformers, one row per architecture.
+
+The lens needs, of every layer, the module that returns the attention weights, the values' projection and the output
+projection. Nothing else in headcode knows an architecture's names. Weights are read from safetensors files alone.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+Affine = tuple[Tensor, Tensor | None]
+"""Weight (out, in) and bias (out,) or None."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """Paths from the base model to its layers, and from a layer to its parts."""
+
+    layers: str
+    attention: str
+    """Called with the tokens x; returns a tuple whose second entry is the attention weights (B, H, Tq, Tk)."""
+    value: str
+    output: str
+    """Its output is the layer's attention output, before any residual or norm."""
+    read_value: Callable[[nn.Module, Any], Affine] = lambda module, config: read_linear(module)
+
+
+def read_linear(module: nn.Module) -> Affine:
+    """Weight (out, in) and bias of a Linear, or of GPT-2's Conv1D, whose weight is (in, out)."""
+    weight, bias = cast(Tensor, module.weight).detach(), cast("Tensor | None", module.bias)
+    if type(module).__name__ == "Conv1D":
+        weight = weight.T
+    return weight, None if bias is None else bias.detach()
+
+
+def _last_third(module: nn.Module, config: Any) -> Affine:
+    """Values of a projection to queries, keys and values one after the other."""
+    weight, bias = read_linear(module)
+    start = 2 * weight.shape[0] // 3
+    return weight[start:], None if bias is None else bias[start:]
+
+
+def _third_of_each_head(module: nn.Module, config: Any) -> Affine:
+    """Values of a projection that has query, key and value of one head, then of the next."""
+    weight, bias = read_linear(module)
+    heads = config.num_attention_heads
+    value = weight.unflatten(0, (heads, 3, -1))[:, 2].flatten(0, 1)
+    return value, None if bias is None else bias.unflatten(0, (heads, 3, -1))[:, 2].flatten()
+
+
+_ENCODER = Architecture("encoder.layer", "attention.self", "attention.self.value", "attention.output.dense")
+_DECODER = Architecture("layers", "self_attn", "self_attn.v_proj", "self_attn.o_proj")
+ARCHITECTURES: dict[str, Architecture] = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), _ENCODER),
+    "distilbert": Architecture("transformer.layer", "attention", "attention.v_lin", "attention.out_lin"),
+    "gpt2": Architecture("h", "attn", "attn.c_attn", "attn.c_proj", _last_third),
+    "gpt_neox": Architecture(
+        "layers", "attention", "attention.query_key_value", "attention.dense", _third_of_each_head
+    ),
+    **dict.fromkeys(
+        (
+            "llama",
+            "mistral",
+            "mixtral",
+            "qwen2",
+            "qwen2_moe",
+            "qwen3",
+            "qwen3_moe",
+            "gemma",
+            "gemma2",
+            "gemma3_text",
+            "olmo",
+            "olmo2",
+            "starcoder2",
+        ),
+        _DECODER,
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionWeights:
+    """The linear maps of one layer, by head: what generates its value networks."""
+
+    value: Tensor
+    """(H, Dv, dim); grouped heads share theirs."""
+    value_bias: Tensor | None
+    """(H, Dv)"""
+    output: Tensor
+    """(H, dim, Dv)"""
+    output_bias: Tensor | None
+    """(dim,)"""
+
+
+def architecture_of(config: Any) -> Architecture:
+    name = getattr(config, "model_type", None)
+    if name not in ARCHITECTURES:
+        raise ValueError(
+            f"The lens cannot read the architecture {name!r}; it reads {', '.join(sorted(ARCHITECTURES))}."
+        )
+    return ARCHITECTURES[name]
+
+
+def part(module: nn.Module, path: str) -> nn.Module | None:
+    """A submodule by its dotted path, or None."""
+    for name in path.split("."):
+        module = getattr(module, name, None)  # type: ignore[assignment]
+        if module is None:
+            return None
+    return module
+
+
+def read_attention(layer: nn.Module, architecture: Architecture, config: Any) -> AttentionWeights:
+    """The weights of a layer's value and output projections by head; ValueError with the reason if they cannot be."""
+    parts = {name: part(layer, getattr(architecture, name)) for name in ("attention", "value", "output")}
+    if missing := [name for name, module in parts.items() if module is None]:
+        path = getattr(architecture, missing[0])
+        raise ValueError(f"{type(layer).__name__} has no {path}, where softmax attention has its {missing[0]}")
+    for name in ("value", "output"):
+        weight = getattr(parts[name], "weight", None)
+        if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.dim() != 2:
+            kind = type(parts[name]).__name__
+            raise ValueError(f"its {name} projection is a {kind} without a plain weight matrix (quantised or adapted?)")
+    value, value_bias = architecture.read_value(cast(nn.Module, parts["value"]), config)
+    output, output_bias = read_linear(cast(nn.Module, parts["output"]))
+    heads = config.num_attention_heads
+    if output.shape[1] % heads:
+        raise ValueError(f"its output projection takes {output.shape[1]} channels, which {heads} heads do not divide")
+    width = output.shape[1] // heads
+    if value.shape[0] % width or heads % (value.shape[0] // width):
+        raise ValueError(f"its values have {value.shape[0]} channels, not a whole number of heads of width {width}")
+    group = heads // (value.shape[0] // width)
+    value = value.double().unflatten(0, (-1, width)).repeat_interleave(group, 0)
+    if value_bias is not None:
+        value_bias = value_bias.double().unflatten(0, (-1, width)).repeat_interleave(group, 0)
+    return AttentionWeights(
+        value,
+        value_bias,
+        output.double().unflatten(1, (heads, width)).transpose(0, 1),
+        None if output_bias is None else output_bias.double(),
+    )
+
+
+def load_pretrained(name: str | Path, *, tokenizer: bool = True) -> tuple[nn.Module, Any]:
+    """The base model, in float32 with eager attention, and its tokenizer, from a local folder or by hub name.
+
+    Only safetensors weights are read: a folder that has nothing but pickled ones is refused, and code that comes with
+    a model is never run. A folder needs no network, and HF_HUB_OFFLINE=1 keeps to the local cache.
+    """
+    transformers = _transformers()
+    folder = Path(name).expanduser()
+    local = folder.is_dir()
+    if local:
+        _check_folder(folder)
+    elif not _looks_like_hub_name(str(name)):
+        raise ValueError(f"{name} is neither a folder nor the name of a model on the hub.")
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    options: dict[str, Any] = {"local_files_only": local or offline, "trust_remote_code": False}
+    source = str(folder) if local else str(name)
+    try:
+        config = transformers.AutoConfig.from_pretrained(source, **options)
+        architecture_of(config)
+        model = transformers.AutoModel.from_pretrained(
+            source, config=config, attn_implementation="eager", use_safetensors=True, dtype=torch.float32, **options
+        )
+        words = transformers.AutoTokenizer.from_pretrained(source, **options) if tokenizer else None
+    except (OSError, KeyError) as error:
+        first = " ".join(str(error).split())[:300]
+        raise ValueError(f"{name} could not be loaded: {first}") from None
+    except ValueError as error:
+        raise ValueError(" ".join(str(error).split())[:400]) from None
+    return model.eval(), words
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} is not a model folder: it has no config.json.")
+    if not any(folder.glob("*.safetensors")):
+        pickled = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+        if pickled:
+            raise ValueError(
+                f"{folder} has only pickled weights ({pickled[0]}), which could run code; convert them to safetensors."
+            )
+        raise ValueError(f"{folder} has no weights: a .safetensors file is needed.")
+
+
+def _looks_like_hub_name(name: str) -> bool:
+    pieces = name.split("/")
+    return 1 <= len(pieces) <= 2 and all(p and p[0].isalnum() for p in pieces) and not name.startswith((".", "~"))
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("The lens needs transformers: pip install 'headcode[hf]'.") from None
+    return transformers
