@@ -11,9 +11,11 @@ import tyro
 
 from headcode.presets import RunConfig
 from headcode.train import Reporter, RunResult, Runtime, Trainer, TrainingFailed, TrainingInterrupted
-from headcode.train.distributed import is_main_process
+from headcode.train.distributed import is_main_process, started_by_torchrun
 from headcode.train.progress import TensorBoardReporter, WandbReporter, terminal_reporter
+from headcode.train.runtime import RunWarning
 
+_show_warning = warnings.showwarning
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 
 
@@ -41,10 +43,15 @@ def carry_out(config: RunConfig, out: Path, runtime: Runtime, trackers: Trackers
     try:
         reporters = trackers.reporters(out, config) if is_main_process() else []
         result = Trainer(config, out, runtime=runtime, reporters=reporters).run()
-    except TrainingFailed as failure:
-        _end(str(failure), 1)
-    except TrainingInterrupted as interruption:
-        _end(str(interruption), 128 + interruption.signal_number)
+    except (TrainingFailed, TrainingInterrupted) as end:
+        code = 128 + end.signal_number if isinstance(end, TrainingInterrupted) else 1
+        if not is_main_process():
+            raise SystemExit(code) from None
+        _end(str(end), code)
+    except RuntimeError as error:
+        if not started_by_torchrun() or not any(word in str(error).lower() for word in ("gloo", "nccl")):
+            raise
+        _end(f"The connection to another process of the group was lost ({str(error).splitlines()[0][:120]} …).", 1)
     except ValueError:
         # Every process finds the same mistake; one of them says so.
         if not is_main_process():
@@ -75,11 +82,13 @@ def print_json(values: dict[str, Any]) -> None:
 
 
 def _end(sentence: str, code: int) -> NoReturn:
-    if is_main_process():
-        print(f"headcode: {sentence}", file=sys.stderr)
+    print(f"headcode: {sentence}", file=sys.stderr)
     raise SystemExit(code)
 
 
-def say_warning(message: Warning | str, *details: Any, **more: Any) -> None:
-    if is_main_process():
+def say_warning(message: Warning | str, category: type[Warning], *details: Any, **more: Any) -> None:
+    """Our own warnings as plain sentences, those of others as they are."""
+    if issubclass(category, RunWarning):
         print(f"headcode: {message}", file=sys.stderr)
+    else:
+        _show_warning(message, category, *details, **more)

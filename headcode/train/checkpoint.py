@@ -23,6 +23,7 @@ from torch import Tensor
 from headcode.nn import ModelConfig, Transformer, load_model
 from headcode.nn.storage import CONFIG_FILE, WEIGHTS_FILE
 from headcode.train.files import canonical, read_object, sha256_of, sync_folder, to_json, write_bytes
+from headcode.train.runtime import RunWarning
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 AVERAGE_FILE = "ema.safetensors"
@@ -139,7 +140,7 @@ def choose_checkpoint(run: Path, which: str) -> Checkpoint:
     """The checkpoint `last`, `best` or `step-N` of a run."""
     newest, damaged = newest_checkpoint(run)
     for complaint in damaged:
-        warnings.warn(f"Passed over: {complaint}", stacklevel=3)
+        warnings.warn(RunWarning(f"A damaged checkpoint was passed over: {complaint}"), stacklevel=3)
     if newest is None:
         raise ValueError(f"{run} has no checkpoint yet; train it first with headcode resume {run}.")
     if which == "last":

@@ -1,6 +1,9 @@
 """One process or many: the group that torchrun started, and tensors that may be sharded over it."""
 
+import inspect
+import json
 import os
+import warnings
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -44,8 +47,6 @@ class Group:
         if self.world_size == 1:
             return value
         # The values travel as JSON text in a byte tensor: the object collectives of torch would pickle them.
-        import json
-
         device = _collective_device()
         content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
         length = torch.tensor([len(content)], device=device)
@@ -74,8 +75,16 @@ def join_group(device: torch.device) -> Group:
     if not started_by_torchrun():
         return Group()
     if not torch.distributed.is_initialized():
+        from torch.distributed.rendezvous import rendezvous
+
         backend = "nccl" if device.type == "cuda" else "gloo"
-        torch.distributed.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+        store, rank, world_size = next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
+        # A group that torchrun restarted may find the addresses of its dead predecessor in a static store.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = torch.distributed.PrefixStore(f"attempt-{attempt}", store)
+        torch.distributed.init_process_group(
+            backend, timeout=COLLECTIVE_TIMEOUT, store=store, rank=rank, world_size=world_size
+        )
     return Group(torch.distributed.get_rank(), torch.distributed.get_world_size())
 
 
@@ -90,12 +99,13 @@ def local_rank() -> int:
 
 def replicate(model: nn.Module, device: torch.device) -> nn.Module:
     """DDP: every process has all weights, gradients are averaged while backward runs."""
-    return nn.parallel.DistributedDataParallel(
-        model,
-        device_ids=[device.index] if device.type == "cuda" else None,
-        broadcast_buffers=False,
-        gradient_as_bucket_view=True,
-    )
+    ddp = nn.parallel.DistributedDataParallel
+    # The buffers are constants. The option that says so has two names, the older one deprecated.
+    names = inspect.signature(ddp.__init__).parameters
+    constant_buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+    options: dict[str, Any] = {constant_buffers: False}
+    device_ids = [device.index] if device.type == "cuda" else None
+    return ddp(model, device_ids=device_ids, gradient_as_bucket_view=True, **options)
 
 
 def shard(model: nn.Module, blocks: list[nn.Module], device: torch.device) -> None:
@@ -103,6 +113,8 @@ def shard(model: nn.Module, blocks: list[nn.Module], device: torch.device) -> No
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    # The outputs are only read: the danger that this warning names does not arise.
+    warnings.filterwarnings("ignore", message=".*returned a view tensor.*")
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     for block in blocks:
         fully_shard(block, mesh=mesh)

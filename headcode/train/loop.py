@@ -41,7 +41,7 @@ from headcode.train.loss import Loss, task_loss
 from headcode.train.optim import learning_rate
 from headcode.train.progress import Reporter
 from headcode.train.randomness import random_state, seed_of, set_random_state
-from headcode.train.runtime import Runtime, changes_of_environment, describe_environment, numerics
+from headcode.train.runtime import Runtime, RunWarning, changes_of_environment, describe_environment, numerics
 from headcode.train.stopwatch import Stopwatch
 
 
@@ -179,9 +179,8 @@ class Trainer:
         world_size = self._group.world_size
         environment = describe_environment(self.runtime, self.learner.device, self.config.precision, world_size)
         if changes := changes_of_environment(read_environments(folder.path), environment):
-            warnings.warn(
-                f"This run goes on under other conditions, so its last bits may differ: {changes}.", stacklevel=4
-            )
+            words = f"The run goes on under other conditions, so its last bits may differ: {changes}."
+            warnings.warn(RunWarning(words), stacklevel=4)
         folder.record_environment(environment, self.step)
         folder.rewind_metrics(self.records)
 
@@ -302,7 +301,7 @@ class Trainer:
         if self._folder is not None:
             newest, damaged = newest_checkpoint(self._folder.path)
             for complaint in damaged:
-                warnings.warn(f"A damaged checkpoint was set aside: {complaint}", stacklevel=4)
+                warnings.warn(RunWarning(f"A damaged checkpoint was set aside: {complaint}"), stacklevel=4)
                 set_aside(complaint.folder)
             chosen = None if newest is None else newest.folder.name
         chosen = self._group.from_main(chosen)

@@ -16,6 +16,10 @@ from headcode.train.distributed import local_rank
 from headcode.version import __version__
 
 
+class RunWarning(UserWarning):
+    """Something about a run that its owner should know, and that does not stop it."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Runtime(Config):
     """How a run is carried out. A resumed run takes what was recorded, because bits depend on it."""
