@@ -15,8 +15,12 @@ COMMANDS = {
     "train": "Train a model on a task, into a run folder.",
     "resume": "Go on with a run from its last checkpoint.",
     "eval": "Metrics of a trained run on its task's splits.",
+    "codes": "Capture the codes of a run over any split, with labels.",
+    "decode": "Decode rules and terms from codes, patch and ablate them.",
+    "lens": "Read a pretrained transformer's attention as a hypernetwork.",
     "puzzle": "Look at one instance of a task: terminal, PNG, SVG.",
     "export": "Write a split as Parquet, JSONL, NPZ or text prompts.",
+    "bench": "Measure the attention backends or the tasks.",
     "info": "Parameters, shapes and FLOPs of a checkpoint.",
 }
 

@@ -1,0 +1,36 @@
+"""Measure: `ops` times the attention backends, `tasks` the generators of puzzles.
+
+Example: headcode bench ops --out bench
+"""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+KINDS = {
+    "ops": (
+        "headcode.bench.ops",
+        "Ops",
+        "Time, ratio and memory of every backend of the op; cost against length.",
+    ),
+    "tasks": ("headcode.bench.tasks", "Tasks", "Speed, ceilings, ambiguity and baselines of the tasks."),
+}
+
+
+def parse(arguments: Sequence[str]) -> Any:
+    """The measurement that is asked for; its module is imported only now."""
+    from headcode.cli import parse_with_tyro
+
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_overview())
+        raise SystemExit(0)
+    kind = arguments[0]
+    if kind not in KINDS:
+        raise ValueError(f"There is nothing called {kind!r} to measure; choose one of: {', '.join(KINDS)}.")
+    module = importlib.import_module(KINDS[kind][0])
+    return parse_with_tyro(getattr(module, KINDS[kind][1]), f"bench {kind}", module.__doc__ or "", list(arguments[1:]))
+
+
+def _overview() -> str:
+    lines = [f"  {kind:<7}{purpose}" for kind, (_, _, purpose) in KINDS.items()]
+    return "\n".join(["usage: headcode bench {ops,tasks} [options]", "", (__doc__ or "").strip(), "", *lines])
