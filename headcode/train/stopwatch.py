@@ -14,6 +14,8 @@ class Stopwatch:
     def __init__(self, step: int) -> None:
         self._started = self._last = time.perf_counter()
         self._step, self._paused, self._waited = step, 0.0, 0.0
+        self.waited = 0.0
+        """Seconds of waiting for data, all in all."""
 
     def waiting(self, items: Iterable[T]) -> Iterator[T]:
         """The same items; the time until each is there counts as waiting for data."""
@@ -24,7 +26,9 @@ class Stopwatch:
                 item = next(iterator)
             except StopIteration:
                 return
-            self._waited += time.perf_counter() - start
+            waited = time.perf_counter() - start
+            self._waited += waited
+            self.waited += waited
             yield item
 
     @contextlib.contextmanager

@@ -1,0 +1,264 @@
+"""How fast a training step is, against the same model in plain eager PyTorch; both in one run, in turns.
+
+Plain is: the reference backend, every output of the last layer, separate q, k and v projections, torch's AdamW as it
+comes, and batches that cost nothing. Ours is what `headcode train` does, batches included.
+
+Example: headcode bench train --rounds 5 --out docs/bench-train.md
+"""
+
+import contextlib
+import dataclasses
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headcode.nn import HyperAttention, Transformer, forward_flops
+from headcode.presets import RunConfig, override, preset
+from headcode.train.data import Prefetcher
+from headcode.train.distributed import Group
+from headcode.train.learner import Learner
+from headcode.train.loss import prediction_loss
+from headcode.train.randomness import seed_of
+from headcode.train.runtime import Runtime
+from headcode.train.stopwatch import Stopwatch
+
+GOALS = {("sraven", "hyla"): 3.0, ("logic", "hyla"): 2.5}
+OTHER_GOAL = 1.8
+TITLES = (
+    "task",
+    "method",
+    "plain ms",
+    "ours ms",
+    "ratio",
+    "goal",
+    "matrix products",
+    "attention op",
+    "GFLOP/step",
+    "GFLOP/s",
+    "machine GFLOP/s",
+    "data wait",
+)
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """Training steps of the paper's settings: SRAVEN (×1 model) and fuzzy logic with N=16, batch 128."""
+
+    tasks: tuple[str, ...] = ("sraven", "logic")
+    """sraven, logic."""
+    methods: tuple[str, ...] = ("hyla", "softmax", "linear")
+    """Any of the methods."""
+    rounds: int = 5
+    """Turns of plain and ours; the median ratio counts."""
+    seconds: float = 3.0
+    """Time of one turn, at least three steps."""
+    batch_size: int = 128
+    threads: int | None = None
+    """CPU threads; torch's choice unless given."""
+    out: Path | None = None
+    """Also write the table to this Markdown file."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+
+    def run(self) -> None:
+        if self.rounds < 1 or self.seconds <= 0 or self.batch_size < 1:
+            raise ValueError("--rounds and --batch-size must be 1 or more, and --seconds above 0.")
+        before = torch.get_num_threads()
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        try:
+            rows = [self._measure(task, method) for task in self.tasks for method in self.methods]
+            if self.json:
+                print(json.dumps({"machine": machine(), "rows": rows}))
+            else:
+                print(report(rows))
+            if self.out is not None:
+                self.out.write_text(report(rows), encoding="utf-8")
+        finally:
+            torch.set_num_threads(before)
+
+    def _measure(self, task: str, method: str) -> dict[str, Any]:
+        config = setting(task, method, self.batch_size)
+        ours, plain = Ours(config), Plain(config)
+        with ours:
+            for side in (ours, plain):
+                side.step()
+                side.step()
+            turns = [(timed(plain.step, self.seconds), timed(ours.step, self.seconds)) for _ in range(self.rounds)]
+            shares = ours.profile()
+            waited = ours.waited()
+        seconds = statistics.median(turn[1] for turn in turns)
+        flops = 3 * config.batch_size * forward_flops(config.model, config.task.sequence_length, config.task.queries)
+        return {
+            "task": task if task == "sraven" else f"{task} N={config.task.sequence_length}",
+            "method": method,
+            "plain_ms": 1000 * statistics.median(turn[0] for turn in turns),
+            "ours_ms": 1000 * seconds,
+            "ratio": statistics.median(plain_time / our_time for plain_time, our_time in turns),
+            "goal": GOALS.get((task, method), OTHER_GOAL),
+            "product_share": shares["products"],
+            "attention_share": shares["attention"],
+            "gflop": flops / 1e9,
+            "gflops": flops / seconds / 1e9,
+            "machine_gflops": product_speed(),
+            "data_wait": waited,
+        }
+
+
+def setting(task: str, method: str, batch_size: int) -> RunConfig:
+    if task not in ("sraven", "logic"):
+        raise ValueError(f"--tasks must be of sraven and logic, got {task!r}.")
+    changes = {"num_points": 16} if task == "logic" else {}
+    return override(preset(task), method=method, batch_size=batch_size, **changes)
+
+
+class Ours:
+    """The training step of `headcode train`."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.learner = Learner(config, Runtime(device="cpu"))
+        self.learner.join(Group())
+        self._prefetcher = Prefetcher(lambda step: [config.task.sample("train", step, config.batch_size)], 0, 2**62)
+        self._count = 0
+
+    def __enter__(self) -> "Ours":
+        self._stack = contextlib.ExitStack()
+        batches = self._stack.enter_context(self._prefetcher)
+        self._stopwatch = Stopwatch(0)
+        self._batches = self._stopwatch.waiting(batches)
+        self._busy = 0.0
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def step(self) -> None:
+        start = time.perf_counter()
+        loss = self.learner.backward(next(self._batches), self._count)
+        norm = self.learner.gradient_norm()
+        assert torch.isfinite(loss + norm)
+        self.learner.update(1e-3, self._count)
+        self._count += 1
+        self._busy += time.perf_counter() - start
+
+    def waited(self) -> float:
+        """The share of the steps' time that was spent waiting for data."""
+        return self._stopwatch.waited / self._busy
+
+    def profile(self, steps: int = 5) -> dict[str, float]:
+        """Shares of a step's time in matrix products and in the attention op."""
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            start = time.perf_counter()
+            for _ in range(steps):
+                self.step()
+            total = (time.perf_counter() - start) * 1e6
+        events = profiler.key_averages()
+        own: Callable[[Any], float] = lambda event: event.self_cpu_time_total  # noqa: E731
+        products = sum(own(event) for event in events if event.key in PRODUCTS)
+        attention = sum(own(event) for event in events if event.key.startswith("headcode::hyper_attention"))
+        return {"products": products / total, "attention": attention / total}
+
+
+class SeparateProjections(HyperAttention):
+    """Three matrix products where ours has one."""
+
+    def _project(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, queries: slice | None
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
+        projections = (self.query_proj, self.key_proj, self.value_proj)
+        q, k, v = (p(query).unflatten(2, (self.num_heads, -1)).transpose(1, 2) for p in projections)
+        return q, k, v, 0
+
+
+class Plain:
+    """The same model and loss, written as one would."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.model = Transformer(config.model.replace(backend="reference")).train()
+        for module in list(self.model.modules()):
+            if isinstance(module, HyperAttention):
+                module.__class__ = SeparateProjections
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0.1)
+        self._batch = config.task.sample("train", 0, config.batch_size)
+        self._count = 0
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        prediction = self.model(self._batch.x, dropout_seed=seed_of(0, "step", self._count))
+        prediction = prediction[:, self.config.task.queries]
+        loss = prediction_loss(self.config.task, prediction, self._batch.y)
+        loss.backward()
+        self.optimizer.step()
+        self._count += 1
+
+
+def timed(step: Callable[[], None], seconds: float) -> float:
+    """Seconds per step: the median of the steps of one turn."""
+    taken: list[float] = []
+    begin = time.perf_counter()
+    while len(taken) < 3 or time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        step()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def product_speed(size: int = 1024, seconds: float = 0.5) -> float:
+    """GFLOP/s of a large square float32 matrix product on this machine, the best of many."""
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    best, begin = float("inf"), time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        torch.mm(a, b)
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best / 1e9
+
+
+def machine() -> str:
+    return f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def report(rows: list[dict[str, Any]]) -> str:
+    """The table in Markdown."""
+    return "\n".join(
+        [
+            f"Training steps, {machine()}; `headcode bench train`.",
+            "",
+            f"| {' | '.join(TITLES)} |",
+            f"|{'---|' * len(TITLES)}",
+            *(f"| {' | '.join(_cells(row))} |" for row in rows),
+            "",
+            "Plain is the same model in eager PyTorch: reference backend, full last layer, separate projections,",
+            "AdamW as it comes. FLOPs are of the pruned step (2 per multiply-add, backward = 2 × forward); the",
+            "machine's GFLOP/s are those of a 1024×1024 float32 product. Shares are of our step's wall time.",
+            "",
+        ]
+    )
+
+
+def _cells(row: dict[str, Any]) -> Iterator[str]:
+    formats = {
+        "plain_ms": "{:.1f}",
+        "ours_ms": "{:.1f}",
+        "ratio": "{:.2f}×",
+        "goal": "{:.1f}×",
+        "product_share": "{:.0%}",
+        "attention_share": "{:.0%}",
+        "gflop": "{:.2f}",
+        "gflops": "{:.0f}",
+        "machine_gflops": "{:.0f}",
+        "data_wait": "{:.2%}",
+    }
+    return (formats.get(name, "{}").format(value) for name, value in row.items())
