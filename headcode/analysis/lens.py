@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headcode.analysis.files import write_arrays
 from headcode.analysis.kinds import token_kinds
 from headcode.interop.huggingface import (
     Architecture,
@@ -74,7 +75,7 @@ class LayerReading:
 
     def effective_rank(self, query: int, key: int) -> float:
         """exp of the entropy of the singular values of W[q,k]; 0 for a pair whose code is 0."""
-        sizes = torch.linalg.svdvals(self.value_network(query, key))
+        sizes = torch.linalg.svdvals(self.value_network(query, key).float())
         if not sizes.any():
             return 0.0
         share = sizes / sizes.sum()
@@ -171,7 +172,7 @@ def reproduce(weights: AttentionWeights, codes: Tensor, tokens: Tensor, output: 
     return largest, (squared / scale) ** 0.5 if scale else 0.0
 
 
-def summarise(reading: LayerReading, *, pairs: int = 64, seed: int = 0) -> dict[str, Any]:
+def summarise(reading: LayerReading, *, pairs: int = 16, seed: int = 0) -> dict[str, Any]:
     """Numbers of one layer: the check, norms of all W[q,k], effective ranks of `pairs` pairs drawn by `seed`."""
     norms = reading.norms()
     seen = torch.nonzero(reading.codes.abs().sum(0) > 0)
@@ -191,6 +192,27 @@ def summarise(reading: LayerReading, *, pairs: int = 64, seed: int = 0) -> dict[
         "rank_max": float(np.max(ranks)) if ranks else None,
         "rank_pairs": [[q, k, rank] for (q, k), rank in zip(chosen, ranks, strict=True)],
     }
+
+
+def write_reading(reading: Reading, path: str | Path, card: dict[str, Any]) -> Path:
+    """The codes of every pair, `codes_layer_i` (query, key, head), and the tokens with their kinds."""
+    codes = {
+        f"codes_layer_{layer.layer}": layer.codes.permute(1, 2, 0).contiguous().numpy() for layer in reading.layers
+    }
+    return write_arrays(path, {**codes, "tokens": np.array(reading.tokens), "kinds": np.array(reading.kinds)}, card)
+
+
+def write_networks(reading: Reading, numbers: Sequence[int], path: str | Path, card: dict[str, Any]) -> Path:
+    """The generated matrices of chosen pairs, `layer_i` (pair, dim, dim); numbers are query key query key …"""
+    length = len(reading.tokens)
+    if len(numbers) % 2 or not all(-length <= n < length for n in numbers):
+        raise ValueError(f"Pairs are given as query key query key …, positions from 0 to {length - 1}.")
+    pairs = np.array(numbers).reshape(-1, 2) % length
+    networks = {
+        f"layer_{layer.layer}": np.stack([layer.value_network(int(q), int(k)).float().numpy() for q, k in pairs])
+        for layer in reading.layers
+    }
+    return write_arrays(path, {**networks, "pairs": pairs}, card)
 
 
 def _tokens(text: str | Sequence[int], tokenizer: Any, max_tokens: int, config: Any) -> tuple[Tensor, list[str]]:

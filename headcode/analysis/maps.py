@@ -63,6 +63,9 @@ def make_map(
     if len(features) < 5:
         raise ValueError(f"A map needs at least 5 codes, got {len(features)}.")
     spread = features.std(0)
+    if not (spread > 1e-6 * np.abs(features).max()).any():
+        # In layer 0 a hidden token knows nothing but its place: its code to itself is the same in every instance.
+        raise ValueError(f"The codes of query {query} in layer {layer} are all the same: there is nothing to map.")
     standardised = (features - features.mean(0)) / np.where(spread > 0, spread, 1)
     points, settings = _embed(standardised, method, seed, perplexity)
     labels = {name: array[:size] for name, array in labels_for_colour(task_of(codes), codes, query).items()}

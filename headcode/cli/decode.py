@@ -1,0 +1,203 @@
+"""Decode terms or rules from the codes of a run, on held-out compositions and against controls.
+
+Example: headcode decode runs/first --keys self
+
+Interventions instead of decoders: headcode decode runs/first --patch (or --ablate, --likeness, --training).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from headcode.cli._training import Switch, print_json
+from headcode.cli.codes import Numbers, parse_keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """Arguments of `headcode decode`."""
+
+    run_folder: tyro.conf.Positional[Path]
+    """The run folder."""
+    layers: Numbers = None
+    """Layers, counted from 0; all unless given."""
+    keys: Annotated[tuple[str, ...], tyro.conf.arg(metavar="self|all|N …")] = ("self",)
+    """Whose codes the decoder sees: each answering token's to itself, to all keys, or to some positions."""
+    split: str = "compositional"
+    """Where decoders are tested; they are fitted on fresh samples of the training compositions (iid)."""
+    inputs: Literal["uniform", "fixed_context", "fixed_query"] | None = None
+    """Fuzzy logic: which points all sequences share; fixed_context unless given."""
+    checkpoint: str = "last"
+    """last, best or a name such as step-500."""
+    size: int = 4096
+    """Instances to fit on, and to test on."""
+    seed: int = 0
+    """Of folds, shuffles, bootstrap and donors."""
+    controls: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME …")] = (
+        "shuffled",
+        "untrained",
+        "position",
+        "residual",
+    )
+    """Controls to compute; none after the flag means none."""
+    patch: Switch = False
+    """Put donors' codes into recipients and count the answers that follow; writes patch.json and .csv."""
+    ablate: Switch = False
+    """Take out every head in turn; writes ablate.json and .csv."""
+    likeness: Switch = False
+    """Cosine similarity of mean codes, training against held-out compositions; writes likeness-layerN.npz."""
+    training: Switch = False
+    """Decode at every checkpoint; writes training.json, .csv and .npz."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(optional)")] = None
+    """Folder for results and figures; RUN/analysis unless given."""
+    json: Switch = False
+    """Print one JSON object."""
+
+    def run(self) -> None:
+        out = self.run_folder / "analysis" if self.out is None else self.out
+        wanted = [name for name in ("patch", "ablate", "likeness", "training") if getattr(self, name)]
+        printed = {}
+        for name in wanted or ["decode"]:
+            printed[name] = getattr(self, f"_{name}")(out)
+        if self.json:
+            print_json(printed if wanted else printed["decode"])
+
+    def _decode(self, out: Path) -> dict[str, Any]:
+        from headcode.analysis.decode import decode, write_decoding
+        from headcode.report import figures
+
+        result = decode(
+            self.run_folder,
+            checkpoint=self.checkpoint,
+            test_splits=(self.split,),
+            layers=self.layers,
+            keys=parse_keys(self.keys),
+            inputs=self._inputs(),
+            fit_size=self.size,
+            test_size=self.size,
+            controls=self.controls,
+            seed=self.seed,
+        )
+        paths = write_decoding(result, out)
+        card = result["card"]
+        drawn = figures.decoding({card["method"]: paths[0]}, out / "figures" / "decode")
+        title = f"{card['method']} on {card['task']}, step {card['step']}: decoding on {self.split}"
+        columns = ("layer", "source", "subset", "macro_f1", "macro_f1_low", "macro_f1_high", "accuracy")
+        self._report(title, result["rows"], columns, [*paths, *drawn])
+        return result
+
+    def _patch(self, out: Path) -> dict[str, Any]:
+        from headcode.analysis.decode import write_decoding
+        from headcode.analysis.patch import patch
+        from headcode.analysis.runs import open_run
+        from headcode.report import figures
+
+        keys = parse_keys(self.keys)
+        rows = patch(
+            self.run_folder,
+            checkpoint=self.checkpoint,
+            layers=self.layers,
+            keys=keys if isinstance(keys, str) else "",
+            split=self.split,
+            size=self.size,
+            seed=self.seed,
+        )
+        facts = open_run(self.run_folder, self.checkpoint).facts()
+        card = {**facts, "what": "patching", "split": self.split, "size": self.size, "donor_seed": self.seed}
+        result = {"card": card, "rows": rows}
+        paths = write_decoding(result, out, "patch")
+        drawn = figures.patching({facts["method"]: paths[0]}, out / "figures" / "patch")
+        columns = ("donor", "control", "layer", "follows", "stays", "copies", "pairs")
+        self._report(f"{facts['method']} on {facts['task']}: patched codes", rows, columns, [*paths, *drawn])
+        return result
+
+    def _ablate(self, out: Path) -> dict[str, Any]:
+        from headcode.analysis.ablate import ablate
+        from headcode.analysis.decode import write_decoding
+        from headcode.analysis.runs import open_run
+        from headcode.report import figures
+
+        run = open_run(self.run_folder, self.checkpoint)
+        rows = ablate(run, split=self.split, size=self.size, layers=self.layers)
+        result = {"card": {**run.facts(), "what": "ablation", "split": self.split, "size": self.size}, "rows": rows}
+        paths = write_decoding(result, out, "ablate")
+        drawn = figures.head_ablation({run.config.model.method: paths[0]}, out / "figures" / "ablate")
+        metrics = [name for name in rows[0] if name not in ("layer", "head", "mode")]
+        self._report(f"{run.config.model.method}: heads taken out", rows, ("layer", "head", *metrics), [*paths, *drawn])
+        return result
+
+    def _likeness(self, out: Path) -> dict[str, Any]:
+        import tempfile
+
+        from headcode.analysis.codes import capture
+        from headcode.analysis.files import open_arrays
+        from headcode.analysis.maps import likeness
+        from headcode.analysis.runs import check_layers, open_run
+        from headcode.report import figures
+
+        run = open_run(self.run_folder, self.checkpoint, inputs=self._inputs())
+        layers = check_layers(self.layers, run.config.model.num_layers)
+        options: dict[str, Any] = {"size": self.size, "layers": layers, "keys": parse_keys(self.keys)}
+        rows, paths = [], []
+        with tempfile.TemporaryDirectory(prefix=".headcode-likeness-") as folder:
+            seen = capture(run, "iid", Path(folder) / "seen.npz", **options)
+            held_out = capture(run, self.split, Path(folder) / "held-out.npz", **options)
+            for layer in layers:
+                path = likeness(seen, held_out, out / f"likeness-layer{layer}.npz", layer=layer)
+                card = open_arrays(path).card
+                rows.append({name: card[name] for name in ("layer", "diagonal_share", "classes_compared")})
+                stem = out / "figures" / path.stem
+                paths += [path, *figures.rule_likeness({f"layer {layer}": path}, stem)]
+        title = "held-out mean codes that are most like the seen mean code of their own rule or term"
+        self._report(title, rows, ("layer", "diagonal_share", "classes_compared"), paths)
+        return {"rows": rows}
+
+    def _training(self, out: Path) -> dict[str, Any]:
+        from headcode.analysis.decode import write_decoding
+        from headcode.analysis.maps import along_training
+        from headcode.report import figures
+
+        layer = -1 if self.layers is None else self.layers[0]
+        result = along_training(
+            self.run_folder,
+            out,
+            layer=layer,
+            keys=parse_keys(self.keys),
+            inputs=self._inputs(),
+            split=self.split,
+            size=self.size,
+            seed=self.seed,
+        )
+        paths = write_decoding(result, out, "training")
+        drawn = figures.along_training({result["card"]["method"]: out / "training.npz"}, out / "figures" / "training")
+        self._report("codes along training", result["rows"], tuple(result["rows"][0]), [*paths, *drawn])
+        return result
+
+    def _inputs(self) -> str | None:
+        from headcode.train.folder import read_run_config
+
+        if self.inputs is not None or read_run_config(self.run_folder).task.name != "logic":
+            return self.inputs
+        return "fixed_context"
+
+    def _report(
+        self, title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str], paths: Sequence[Path]
+    ) -> None:
+        if self.json:
+            return
+        print(title)
+        table = [list(columns), *([_cell(row[c]) for c in columns] for row in rows)]
+        widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
+        for line in table:
+            print("  " + "  ".join(word.rjust(width) for word, width in zip(line, widths, strict=True)))
+        for path in paths:
+            print(f"wrote {path}")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
