@@ -1,0 +1,123 @@
+"""headcode codes, decode and lens: what they write and print, and one sentence for every mistake."""
+
+import json
+
+import numpy as np
+import pytest
+
+from headcode.analysis.files import open_arrays
+from headcode.cli import main
+from headcode.presets import override, preset
+from headcode.train import Trainer
+
+SIZES = {"dim": 12, "num_heads": 3, "qk_dim": 6, "v_dim": 6, "mlp_dim": 8, "num_layers": 2, "backend": "reference"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    short = {"steps": 3, "batch_size": 8, "eval_size": 16, "eval_every": 0, "checkpoint_every": 0}
+    path = tmp_path_factory.mktemp("runs") / "first"
+    Trainer(override(preset("sraven-small"), **SIZES, **short), path).run()
+    return path
+
+
+def refused(capsys, *arguments):
+    """The one sentence with which a command ends; exit code 2."""
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    words = capsys.readouterr().err
+    assert stop.value.code == 2 and words.startswith("headcode: ") and words.count("\n") == 1
+    return words
+
+
+def test_codes(run, tmp_path, capsys):
+    out = tmp_path / "codes.npz"
+    main(["codes", str(run), "--split", "iid", "--size", "30", "--keys", "all", "--layers", "-1", "--out", str(out)])
+    assert "30 instances of iid, 36 (query, key) pairs, 3 heads" in capsys.readouterr().out
+    codes = open_arrays(out)
+    assert codes["codes_layer_1"].shape == (30, 36, 3) and codes["queries"].tolist() == [16, 17]
+    main(["codes", str(run), "--size", "20", "--out", str(tmp_path / "c.parquet"), "--map", "pca"])
+    words = capsys.readouterr().out
+    assert "no map of layer 0" in words and (tmp_path / "figures" / "c-pca-layer1-rule.svg").is_file()
+    assert open_arrays(tmp_path / "c-pca-layer1.npz").card["map_seed"] == 0
+
+
+def test_decode(run, tmp_path, capsys):
+    options = [str(run), "--size", "60", "--layers", "1", "--out", str(tmp_path)]
+    main(["decode", *options, "--controls", "shuffled", "position"])
+    words = capsys.readouterr().out
+    assert "macro_f1" in words and "shuffled" in words
+    assert {p.name for p in tmp_path.iterdir()} == {"decode.json", "decode.csv", "figures"}
+    main(["decode", *options, "--ablate", "--likeness", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["ablate"]["rows"]) == 4 and found["likeness"]["rows"][0]["layer"] == 1
+    main(["decode", *options, "--training"])
+    assert "codes along training" in capsys.readouterr().out
+    assert (tmp_path / "training.npz").is_file() and (tmp_path / "figures" / "training.png").is_file()
+
+
+def test_patch(run, tmp_path, capsys, monkeypatch):
+    import sys
+
+    import headcode.analysis.patch  # noqa: F401
+
+    module = sys.modules["headcode.analysis.patch"]
+    before = module.judge
+    monkeypatch.setattr(module, "judge", lambda t, p, b: {**before(t, p, b), "correct": np.ones(len(b.x), bool)})
+    main(["decode", str(run), "--patch", "--keys", "all", "--split", "iid", "--size", "200", "--out", str(tmp_path)])
+    assert "follows" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "patch.json").read_text())["rows"]
+    assert {"patched", "shuffled", "none"} == {row["control"] for row in rows}
+    assert (tmp_path / "figures" / "patch.svg").is_file()
+
+
+def test_mistakes_of_codes_and_decode(run, tmp_path, capsys):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "config.json").write_text(preset("sraven-small").to_json())
+    for command in ("codes", "decode"):
+        assert "no checkpoint yet" in refused(capsys, command, empty)
+        assert "no split 'novel'" in refused(capsys, command, run, "--split", "novel")
+        assert "layers 0 to 1" in refused(capsys, command, run, "--layers", "7")
+        assert "no such folder" in refused(capsys, command, tmp_path / "none")
+        assert "is for fuzzy logic" in refused(capsys, command, run, "--inputs", "fixed_query")
+        assert "self, all or positions" in refused(capsys, command, run, "--keys", "some")
+        assert "no checkpoint 'step-9'" in refused(capsys, command, run, "--checkpoint", "step-9")
+    assert "18 tokens" in refused(capsys, "codes", run, "--queries", "18")
+    assert "ends in none of" in refused(capsys, "codes", run, "--out", tmp_path / "codes.csv")
+    assert "size" in refused(capsys, "codes", run, "--size", "0")
+    assert "no 'luck'" in refused(capsys, "decode", run, "--controls", "luck")
+
+
+def test_lens(tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    import tokenizers
+
+    words = {w: i for i, w in enumerate("[UNK] the cat sat on a mat , .".split())}  # noqa: SIM905
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    folder = tmp_path / "model"
+    transformers.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="[UNK]").save_pretrained(folder)
+    config = transformers.LlamaConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, intermediate_size=16,
+        vocab_size=9, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    transformers.LlamaModel(config).save_pretrained(folder)
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on a mat , the mat .")
+    main(["lens", str(folder), "--text", str(text), "--out", str(tmp_path / "o"), "--networks", "3", "1", "-1", "0"])
+    assert "10 tokens, 6 heads" in capsys.readouterr().out
+    found = json.loads((tmp_path / "o" / "lens.json").read_text())
+    assert [row["reproduces"] for row in found["rows"]] == [True, True]
+    assert open_arrays(tmp_path / "o" / "codes.npz")["codes_layer_1"].shape == (10, 10, 6)
+    networks = open_arrays(tmp_path / "o" / "networks.npz")
+    assert networks["layer_0"].shape == (2, 24, 24) and networks["pairs"].tolist() == [[3, 1], [9, 0]]
+
+    assert "there is no layer 5" in refused(capsys, "lens", folder, "--text", text, "--layers", "5")
+    assert "does not exist" in refused(capsys, "lens", folder, "--text", tmp_path / "none.txt")
+    assert "query key" in refused(capsys, "lens", folder, "--text", text, "--networks", "1", "--out", tmp_path / "p")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "only pickled weights" in refused(capsys, "lens", folder, "--text", text)
+    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    assert "cannot read the architecture 'mamba'" in refused(capsys, "lens", folder, "--text", text)
