@@ -59,14 +59,30 @@ class Config:
     @classmethod
     def from_json(cls: type[C], text: str) -> C:
         try:
-            values = json.loads(text)
+            values = json.loads(text, object_pairs_hook=_without_duplicates)
         except json.JSONDecodeError as error:
             raise ValueError(f"{cls.__name__} is not valid JSON: {error}.") from None
+        except RecursionError:
+            raise ValueError(
+                f"{cls.__name__} is not valid JSON for a configuration: it is nested too deeply."
+            ) from None
         return cls.from_dict(values)
 
     @classmethod
     def load(cls: type[C], path: str | Path) -> C:
-        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is not text in UTF-8.") from None
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"The key {twice!r} stands twice in the JSON; keep one.")
+    return values
 
 
 def _unknown_keys(cls: type, unknown: list[str]) -> str:
@@ -103,9 +119,13 @@ def _coerce(value: Any, annotation: Any, name: str) -> Any:
             return annotation.from_dict(value)
         raise _wrong(name, annotation, value)
     if annotation is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not math.isfinite(value):
+        try:
+            number = float(value)
+        except OverflowError:
+            raise ValueError(f"{name} must be a finite number, got an integer of {len(str(value))} digits.") from None
+        if not math.isfinite(number):
             raise ValueError(f"{name} must be a finite number, got {value}.")
-        return float(value)
+        return number
     if annotation is int and isinstance(value, int) and not isinstance(value, bool):
         return value
     if annotation in (str, bool, dict) and isinstance(value, annotation):

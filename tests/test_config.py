@@ -52,6 +52,7 @@ def test_json_round_trip(size, rate, shares, name):
         ({"size": 1, "shares": 3}, "Outer.shares must be tuple[float, ...], got 3"),
         ({"size": 1, "shares": [0.5, None]}, "Outer.shares[1] must be float, got None"),
         ({"size": 1, "name": 3}, "Outer.name must be str, got 3"),
+        ({"size": 1, "inner": {"rate": 10**400}}, "Inner.rate must be a finite number, got an integer of 401 digits"),
         ([1], "Outer is made from a mapping"),
     ],
 )
@@ -70,6 +71,10 @@ def test_frozen_replace_and_broken_json():
         config.replace(colour=1)
     with pytest.raises(ValueError, match="not valid JSON"):
         Outer.from_json("{")
+    with pytest.raises(ValueError, match="'size' stands twice"):
+        Outer.from_json('{"size": 1, "size": 2}')
+    with pytest.raises(ValueError, match="nested too deeply"):
+        Outer.from_json("[" * 100_000)
     assert isinstance(Outer(size=1, inner=Inner(rate=1)).inner.rate, float)
 
 

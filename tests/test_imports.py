@@ -86,12 +86,10 @@ blocked = {
 }
 assert {"numba", "tyro", "rich", "safetensors", "matplotlib"} <= blocked, blocked
 
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in blocked:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Block())
+# Blocked packages are not found, as if they were not installed.
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *rest: None if name.split(".")[0] in blocked else find(name, *rest)
 import torch, headcode, headcode.interop, headcode.nn, headcode.ops, headcode.tasks
 x = torch.randn(2, 5, 8)
 print(headcode.HyperAttention(8, 4)(x).shape)

@@ -9,6 +9,7 @@ Example: headcode demo --method softmax
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,7 +47,8 @@ class Command:
             rebuilt = contributions.sum(2) + layer.output_proj.bias
         error = (rebuilt - output).abs().max().item()
         self._tell(codes, contributions, error)
-        path = draw(codes, networks.weights[0], contributions, output, self.method, self.out)
+        arrays = (t.numpy() for t in (codes, networks.weights[0], contributions, output))
+        path = draw(*arrays, self.method, self.out)
         print(f"\nPicture: {path}")
         print("Next: headcode info --help, and `from headcode import HyperAttention` in your own model.")
 
@@ -70,7 +72,9 @@ def _bars(code: Tensor) -> str:
     return " ".join(BLOCKS[round((value / top).item() * (len(BLOCKS) - 1))] for value in code.abs())
 
 
-def draw(codes: Tensor, weights: Tensor, contributions: Tensor, output: Tensor, method: str, folder: Path) -> Path:
+def draw(
+    codes: np.ndarray, weights: np.ndarray, contributions: np.ndarray, output: np.ndarray, method: str, folder: Path
+) -> Path:
     """Code, generated first-layer weights and contribution of every key, for the last query."""
     import matplotlib
 
@@ -79,9 +83,9 @@ def draw(codes: Tensor, weights: Tensor, contributions: Tensor, output: Tensor, 
 
     keys, query = codes.shape[3], codes.shape[2] - 1
     figure, axes = plt.subplots(3, keys, figsize=(1.5 * keys + 1.2, 6.2), height_ratios=[1, 1.6, 1], squeeze=False)
-    code_limit = 1.1 * codes[0, :, query].abs().max().item()
-    weight_limit = weights[0, query].abs().max().item()
-    size_limit = 1.1 * contributions[0, query].abs().max().item()
+    code_limit = 1.1 * abs(codes[0, :, query]).max()
+    weight_limit = abs(weights[0, query]).max()
+    size_limit = 1.1 * abs(contributions[0, query]).max()
     for key in range(keys):
         code, weight = codes[0, :, query, key], weights[0, query, key]
         axes[0, key].bar(range(1, len(code) + 1), code, color=["#0072B2" if z >= 0 else "#D55E00" for z in code])

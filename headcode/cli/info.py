@@ -32,8 +32,8 @@ class Command:
     """Print one JSON object."""
 
     def run(self) -> None:
-        if self.length is not None and self.length < 1:
-            raise ValueError(f"--length must be at least 1, got {self.length}.")
+        if self.length is not None and not 1 <= self.length <= 10**9:
+            raise ValueError(f"--length must be at least 1 and at most a billion, got {self.length}.")
         facts = describe(self._load(), self.length)
         print(json.dumps(facts, indent=2) if self.json else _table(facts))
 

@@ -4,6 +4,8 @@ Their kernels are (in, out); those of queries, keys and values (in, head, dim), 
 """
 
 import re
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from headcode.nn import ModelConfig, Transformer
+from headcode.nn.checks import resolve_method
 from headcode.ops import METHODS
 
 _AUTHORS_METHODS = {method.authors_name: name for name, method in METHODS.items()}
@@ -39,7 +42,7 @@ def load_reference(
         num_layers: only for a model whose layers share one block; parameters do not tell.
     """
     arrays = _read(params)
-    method = _AUTHORS_METHODS.get(method, method)
+    method = _AUTHORS_METHODS.get(method, method) if isinstance(method, str) else method
     config = _infer_config(arrays, method, causal, num_layers)
     dtype = torch.float64 if any(a.dtype == np.float64 for a in arrays.values()) else torch.float32
     model = Transformer(config).to(dtype)
@@ -66,17 +69,21 @@ def to_reference(model: Transformer, *, gradients: bool = False) -> dict[str, np
         tensor: Tensor | None = parameters[name].grad if gradients else parameters[name]
         if tensor is None:
             raise ValueError(f"{name} has no gradient; call backward() first.")
-        array = tensor.detach().cpu()
-        result[entry.path] = (array.T if entry.kernel else array).reshape(entry.shape).contiguous().numpy().copy()
+        array = _tensor_to_array(tensor)
+        result[entry.path] = np.ascontiguousarray(array.T if entry.kernel else array).reshape(entry.shape).copy()
     return result
 
 
 def _entries(model: Transformer) -> dict[str, _Entry]:
     """Our parameter name -> the authors' path and shape."""
     config = model.config
-    if config.position not in ("relative", "none", "sinusoidal") or config.qk_norm:
+    pair = resolve_method(config.method, config.norm, config.value_net)
+    if pair not in {(method.norm, method.value_net) for method in METHODS.values()}:
+        raise ValueError(f"The authors' code has no method with norm {pair[0]!r} and value net {pair[1]!r}.")
+    if config.position not in ("relative", "none") or config.qk_norm or config.pooling != "sum":
         raise ValueError(
-            f"The authors' layout has no place for position {config.position!r} with qk_norm={config.qk_norm}."
+            "The authors' parameters carry position 'relative' or 'none', no qk_norm and pooling 'sum', "
+            f"got {config.position!r}, {config.qk_norm} and {config.pooling!r}."
         )
     entries = {}
     if config.vocab_size is None:
@@ -142,8 +149,9 @@ def _infer_config(arrays: dict[str, np.ndarray], method: str, causal: bool, num_
     value = _get(arrays, f"{block}/sequence_mixer/value/kernel", 3)
     tokens = "embedding/embedding" in arrays
     embedding = _get(arrays, "embedding/embedding" if tokens else "embedding/kernel", 2)
-    table = arrays.get(f"{block}/relative_embedding/rel_embedding")
-    output = arrays.get("logitdense/kernel")
+    table_path, output_path = f"{block}/relative_embedding/rel_embedding", "logitdense/kernel"
+    table = _get(arrays, table_path, 2) if table_path in arrays else None
+    output = _get(arrays, output_path, 2) if output_path in arrays else None
     return ModelConfig(
         input_dim=None if tokens else embedding.shape[0],
         vocab_size=embedding.shape[0] if tokens else None,
@@ -175,14 +183,24 @@ def _read(params: Mapping[str, Any] | str | Path) -> dict[str, np.ndarray]:
     if isinstance(params, (str, Path)):
         try:
             with np.load(params, allow_pickle=False) as file:
-                arrays = {str(name): file[name] for name in file.files}
-        except (ValueError, EOFError, AttributeError) as error:
+                values = {str(name): file[name] for name in file.files}
+        except (ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
             raise ValueError(f"{params} is not an .npz file of arrays: {error}.") from None
     elif isinstance(params, Mapping):
-        arrays = {str(name): np.asarray(value) for name, value in params.items()}
+        values = {str(name): value for name, value in params.items()}
     else:
         raise TypeError(f"params must be a mapping from paths to arrays, or a path, got {type(params).__name__}.")
-    for name, array in arrays.items():
-        if not np.issubdtype(array.dtype, np.floating):
-            raise ValueError(f"{name} must hold floating-point numbers, got {array.dtype}.")
-    return arrays
+    return {name: _as_array(name, value) for name, value in values.items()}
+
+
+def _as_array(name: str, value: Any) -> np.ndarray:
+    """A float32 or float64 array in this machine's byte order."""
+    array = _tensor_to_array(value) if isinstance(value, Tensor) else np.asarray(value)
+    if not np.issubdtype(array.dtype, np.floating):
+        raise ValueError(f"{name} must hold floating-point numbers, got {array.dtype}.")
+    return array.astype(np.float64 if array.dtype.itemsize >= 8 else np.float32)
+
+
+def _tensor_to_array(tensor: Tensor) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor).numpy()

@@ -2,16 +2,29 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headcode.nn.cache import FastWeightState, KeyValueCache, LayerCache
+from headcode.nn.cache import FastWeightState, KeyValueCache, LayerCache, unchanged_on_error
+from headcode.nn.checks import (
+    BACKEND_NAMES,
+    check_dropout,
+    check_padding,
+    check_queries,
+    check_rotary,
+    check_sizes,
+    check_tokens,
+    resolve_method,
+    why_not_recurrent,
+)
 from headcode.nn.initialisation import reset_linear
 from headcode.nn.position import RelativeBias, rotate
-from headcode.ops import METHODS, NORMS, POOLINGS, VALUE_NETS, hyper_attention, linear_attention_recurrent
+from headcode.ops import POOLINGS, VALUE_NETS, hyper_attention, linear_attention_recurrent
+from headcode.ops.checks import check_choice, check_mask, check_tensors, four_axes
 
 
 class AttentionCall(NamedTuple):
@@ -28,6 +41,8 @@ class AttentionCall(NamedTuple):
     """Position of the first query among the keys."""
     cross: bool
     """The queries are another sequence than the keys."""
+    use: int
+    """Which use of the layer in one pass this is: 0, unless a model applies it several times."""
 
 
 class HyperAttention(nn.Module):
@@ -88,14 +103,13 @@ class HyperAttention(nn.Module):
         norm, value_net = resolve_method(method, norm, value_net)
         check_choice("pooling", pooling, POOLINGS)
         check_choice("position", position, ("none", "relative", "rotary"))
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}.")
+        check_choice("backend", backend, BACKEND_NAMES)
+        check_dropout("dropout", dropout)
+        if not isinstance(causal, bool):
+            raise TypeError(f"causal must be True or False, got {causal!r}.")
         if position == "relative" and num_buckets is None:
             raise ValueError("position='relative' needs num_buckets: the longest sequence length is a good choice.")
-        if position == "rotary" and (qk_dim // num_heads) % 2:
-            raise ValueError(
-                f"position='rotary' needs an even head width, got qk_dim / num_heads = {qk_dim // num_heads}."
-            )
+        check_rotary(position, qk_dim, num_heads)
         self.dim, self.num_heads = dim, num_heads
         self.norm, self.value_net, self.pooling = norm, value_net, pooling
         self.causal, self.dropout, self.position = causal, dropout, position
@@ -108,7 +122,9 @@ class HyperAttention(nn.Module):
         self.key_proj = nn.Linear(context_dim, qk_dim, bias=bias)
         self.value_proj = nn.Linear(context_dim, value_width, bias=bias)
         self.output_proj = nn.Linear(v_dim, dim, bias=bias)
-        self.relative_bias = RelativeBias(num_heads, num_buckets) if position == "relative" and num_buckets else None
+        self.relative_bias = None
+        if position == "relative" and num_buckets is not None:
+            self.relative_bias = RelativeBias(num_heads, num_buckets)
         self.query_norm = nn.RMSNorm(qk_dim // num_heads, eps=1e-6) if qk_norm else None
         self.key_norm = nn.RMSNorm(qk_dim // num_heads, eps=1e-6) if qk_norm else None
         self.observers: list[Callable[[AttentionCall], None]] = []
@@ -120,6 +136,9 @@ class HyperAttention(nn.Module):
     def reset_parameters(self) -> None:
         for linear in (self.query_proj, self.key_proj, self.value_proj, self.output_proj):
             reset_linear(linear)
+        for part in (self.relative_bias, self.query_norm, self.key_norm):
+            if part is not None:
+                part.reset_parameters()
 
     def forward(
         self,
@@ -134,20 +153,26 @@ class HyperAttention(nn.Module):
         queries: slice | None = None,
         cache: LayerCache | None = None,
         dropout_seed: int | None = None,
+        use: int = 0,
     ) -> Tensor:
         """(B, Tq, dim) to (B, Tq, dim).
 
         Args:
             query: tokens (B, Tq, dim). key: tokens (B, Tk, context_dim), by default `query` (self-attention).
             value: tokens (B, Tk, context_dim), by default `key`.
-            key_padding_mask: boolean (B, Tk), True where a key is to be ignored.
+            key_padding_mask: boolean (B, Tk), True where a key is to be ignored; with a KeyValueCache, for all keys
+                so far.
             mask, bias: as in `hyper_attention`.
             queries: for self-attention, a contiguous range of positions whose outputs alone are computed.
             cache: keys and values of earlier calls, which this call extends; self-attention only.
             dropout_seed: decides which pairs are dropped in training; drawn from torch's generator unless given.
+            use: which use of this layer in one pass it is, for models that apply a layer several times.
         """
         causal = self.causal if causal is None else causal
         self._check_inputs(query, key, value, key_padding_mask, queries, cache)
+        recurrent = isinstance(cache, FastWeightState) or (self.recurrent and cache is None)
+        if recurrent and (reason := self._why_not_recurrent(key, mask, bias, causal)):
+            raise ValueError(f"The recurrent form is not possible: {reason}.")
         q, k, v, start = self._project(query, key, value, queries)
         past = 0 if cache is None else cache.length
         if self.query_norm is not None and self.key_norm is not None:
@@ -156,21 +181,32 @@ class HyperAttention(nn.Module):
         if self.position == "rotary":
             q, k = rotate(q, query_offset), rotate(k, past)
         q, k = q.to(v.dtype), k.to(v.dtype)
-        if isinstance(cache, KeyValueCache):
-            k, v = cache.append(k, v)
-
-        if self.recurrent or isinstance(cache, FastWeightState):
-            out = self._attend_recurrently(q, k, v, key_padding_mask, mask, bias, causal, start, cache)
-        else:
-            band = None
-            if self.relative_bias is not None:
-                band = self.relative_bias(q.shape[2], k.shape[2], query_offset).to(q.dtype)
-            mask = merge_padding(mask, key_padding_mask, query.shape[0], k.shape[2])
-            call = AttentionCall(q, k, mask, bias, band, causal, self.norm, query_offset, key is not None)
-            for observer in self.observers:
-                observer(call)
-            out = self._attend(call, v, dropout_seed) if self.editor is None else self.editor(call, v)
+        with nullcontext() if cache is None else unchanged_on_error([cache]):
+            if recurrent:
+                out = self._attend_recurrently(q, k, v, key_padding_mask, start, cache)
+            else:
+                if isinstance(cache, KeyValueCache):
+                    k, v = cache.append(k, v)
+                mask, bias = self._pair_terms(mask, bias, q, k)
+                mask = merge_padding(mask, key_padding_mask)
+                band = None
+                if self.relative_bias is not None:
+                    band = self.relative_bias(q.shape[2], k.shape[2], query_offset).to(q.dtype)
+                call = AttentionCall(q, k, mask, bias, band, causal, self.norm, query_offset, key is not None, use)
+                for observer in self.observers:
+                    observer(call)
+                out = self._attend(call, v, dropout_seed) if self.editor is None else self.editor(call, v)
         return self.output_proj(out.transpose(1, 2).flatten(2))
+
+    def _pair_terms(
+        self, mask: Tensor | None, bias: Tensor | None, q: Tensor, k: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """mask and bias with 4 axes and, where they are floating, in q's dtype (autocast may have chosen another)."""
+        mask, bias = (t.to(q.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for t in (mask, bias))
+        check_tensors(q, k, None, bias)
+        sizes = (q.shape[2], k.shape[2])
+        mask = check_mask(mask, (q.shape[0], 1, *sizes), q)
+        return mask, four_axes("bias", bias, (q.shape[0], self.num_heads, *sizes))
 
     def _attend(self, call: AttentionCall, v: Tensor, dropout_seed: int | None) -> Tensor:
         return hyper_attention(
@@ -210,26 +246,27 @@ class HyperAttention(nn.Module):
         q, k, v = (t.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for t in joined)
         return q, k, v, start
 
+    def _why_not_recurrent(
+        self, key: Tensor | None, mask: Tensor | None, bias: Tensor | None, causal: bool
+    ) -> str | None:
+        if key is not None:
+            return "the queries of cross-attention are not steps of the keys' sequence; use recurrent=False"
+        if mask is not None or bias is not None:
+            return "a mask or bias per pair has no finite state; use key_padding_mask"
+        if self.observers or self.editor is not None:
+            return "codes are not formed; capture or edit them with recurrent=False"
+        dropout = self.dropout if self.training else 0.0
+        return why_not_recurrent(self.norm, self.value_net, self.pooling, causal, self.position, dropout)
+
     def _attend_recurrently(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         key_padding_mask: Tensor | None,
-        mask: Tensor | None,
-        bias: Tensor | None,
-        causal: bool,
         start: int,
         cache: LayerCache | None,
     ) -> Tensor:
-        dropout = self.dropout if self.training else 0.0
-        reason = why_not_recurrent(self.norm, self.value_net, self.pooling, causal, self.position, dropout)
-        if mask is not None or bias is not None:
-            reason = "a mask or bias per pair has no finite state; use key_padding_mask"
-        if self.observers or self.editor is not None:
-            reason = "codes are not formed; capture or edit them with recurrent=False"
-        if reason:
-            raise ValueError(f"The recurrent form is not possible: {reason}.")
         if key_padding_mask is not None:
             v = v.masked_fill(key_padding_mask[:, None, :, None], 0.0)
         read = slice(start, start + q.shape[2])
@@ -250,42 +287,31 @@ class HyperAttention(nn.Module):
         queries: slice | None,
         cache: LayerCache | None,
     ) -> None:
-        _check_tokens("query", query, self.query_proj)
+        check_tokens("query", query, self.query_proj)
         if key is not None:
-            _check_tokens("key", key, self.key_proj)
+            check_tokens("key", key, self.key_proj)
         elif self.key_proj.in_features != self.dim:
             widths = f"context_dim {self.key_proj.in_features}, dim {self.dim}"
             raise ValueError(f"This layer is for cross-attention ({widths}): give key.")
         if value is not None:
             if key is None:
                 raise ValueError("value was given without key; give both, or neither for self-attention.")
-            _check_tokens("value", value, self.value_proj)
+            check_tokens("value", value, self.value_proj)
             if value.shape[:2] != key.shape[:2]:
                 raise ValueError(
                     f"value must have key's batch and length {tuple(key.shape[:2])}, got {tuple(value.shape)}."
                 )
         if key is not None and key.shape[0] != query.shape[0]:
             raise ValueError(f"key must have query's batch of {query.shape[0]}, got {key.shape[0]}.")
-        if queries is not None:
-            if key is not None:
-                raise ValueError("queries is for self-attention; for cross-attention slice the query tokens.")
-            if not isinstance(queries, slice) or queries.step not in (None, 1):
-                raise ValueError(f"queries must be a slice with step 1, for example slice(-4, None), got {queries!r}.")
-            if queries.indices(query.shape[1])[0] >= queries.indices(query.shape[1])[1]:
-                raise ValueError(f"queries must name at least one of {query.shape[1]} positions, got {queries!r}.")
+        if queries is not None and key is not None:
+            raise ValueError("queries is for self-attention; for cross-attention slice the query tokens.")
+        check_queries(queries, query.shape[1])
+        if cache is not None and not isinstance(cache, (KeyValueCache, FastWeightState)):
+            raise TypeError(f"cache must be a KeyValueCache or a FastWeightState, got {type(cache).__name__}.")
         if cache is not None and key is not None:
             raise ValueError("A cache is for self-attention; the keys of cross-attention do not grow.")
-        if key_padding_mask is not None:
-            length = (query if key is None else key).shape[1]
-            if isinstance(cache, KeyValueCache):
-                length += cache.length
-            expected = (query.shape[0], length)
-            if not isinstance(key_padding_mask, Tensor) or key_padding_mask.dtype != torch.bool:
-                raise TypeError("key_padding_mask must be a boolean tensor, True where a key is to be ignored.")
-            if tuple(key_padding_mask.shape) != expected:
-                raise ValueError(
-                    f"key_padding_mask must have shape (batch, keys) = {expected}, got {tuple(key_padding_mask.shape)}."
-                )
+        past = cache.length if isinstance(cache, KeyValueCache) else 0
+        check_padding(key_padding_mask, query.shape[0], past + (query if key is None else key).shape[1])
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, norm={self.norm!r}, value_net={self.value_net!r}, causal={self.causal}"
@@ -298,70 +324,11 @@ def _joined(x: Tensor, projections: tuple[nn.Linear, ...]) -> tuple[Tensor, ...]
     return F.linear(x, weight, bias).split([p.out_features for p in projections], -1)
 
 
-def merge_padding(mask: Tensor | None, padding: Tensor | None, batch: int, num_keys: int) -> Tensor | None:
-    """The op's mask with the ignored keys taken out."""
+def merge_padding(mask: Tensor | None, padding: Tensor | None) -> Tensor | None:
+    """The op's mask (4 axes) with the ignored keys (B, Tk) taken out."""
     if padding is None:
         return mask
     visible = ~padding[:, None, None, :]
     if mask is None:
         return visible
     return mask & visible if mask.dtype == torch.bool else mask.masked_fill(~visible, -math.inf)
-
-
-def resolve_method(method: str, norm: str | None, value_net: str | None) -> tuple[str, str]:
-    """The norm and value net of a method, with overrides."""
-    check_choice("method", method, METHODS)
-    norm = METHODS[method].norm if norm is None else norm
-    value_net = METHODS[method].value_net if value_net is None else value_net
-    check_choice("norm", norm, NORMS)
-    check_choice("value_net", value_net, VALUE_NETS)
-    return norm, value_net
-
-
-def why_not_recurrent(
-    norm: str, value_net: str, pooling: str, causal: bool, position: str, dropout: float
-) -> str | None:
-    """Why a (Dk, Dv) state per head cannot stand for the past of such a layer; None if it can."""
-    if norm != "none" or value_net != "linear" or pooling != "sum":
-        return (
-            "only the method 'linear' (norm 'none', value net 'linear', pooling 'sum') is a sum of outer products, "
-            f"this layer has norm {norm!r}, value net {value_net!r} and pooling {pooling!r}"
-        )
-    if not causal:
-        return "a state only carries the past; set causal=True"
-    if position == "relative":
-        return (
-            "the T5 band adds a bias to every (query, key) pair, which no finite state carries; "
-            "use position 'none' or 'rotary'"
-        )
-    if dropout > 0:
-        return "attention dropout acts on (query, key) pairs, which are not formed; set dropout=0"
-    return None
-
-
-def check_choice(name: str, given: Any, allowed: Any) -> None:
-    if not isinstance(given, str) or given not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {given!r}.")
-
-
-def check_sizes(sizes: dict[str, Any]) -> None:
-    """Every size is a positive integer, and the head widths are whole."""
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise TypeError(f"{name} must be an integer, got {size!r}.")
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}.")
-    for name in ("qk_dim", "v_dim"):
-        if sizes[name] % sizes["num_heads"]:
-            raise ValueError(
-                f"{name} must be divisible by num_heads, got {name}={sizes[name]} and num_heads={sizes['num_heads']}."
-            )
-
-
-def _check_tokens(name: str, tokens: Tensor, projection: nn.Linear) -> None:
-    if not isinstance(tokens, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(tokens).__name__}.")
-    if tokens.dim() != 3 or tokens.shape[2] != projection.in_features:
-        raise ValueError(
-            f"{name} must have shape (batch, length, {projection.in_features}), got {tuple(tokens.shape)}."
-        )

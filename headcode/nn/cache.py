@@ -1,5 +1,9 @@
 """What a decoder remembers between tokens: keys and values, or the fast weights of linear attention."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -24,6 +28,14 @@ class KeyValueCache:
         self.length = end
         return self._keys[:, :, :end], self._values[:, :, :end]
 
+    def snapshot(self) -> int:
+        return self.length
+
+    def restore(self, snapshot: int) -> None:
+        self.length = snapshot
+        if snapshot == 0:
+            self._keys = self._values = None
+
     def _grown(self, buffer: Tensor | None, new: Tensor) -> Tensor:
         batch, heads, length, width = new.shape
         needed = self.length + length
@@ -45,6 +57,12 @@ class FastWeightState:
         self.length = 0
         self.state: Tensor | None = None
 
+    def snapshot(self) -> tuple[int, Tensor | None]:
+        return self.length, self.state
+
+    def restore(self, snapshot: tuple[int, Tensor | None]) -> None:
+        self.length, self.state = snapshot
+
 
 LayerCache = KeyValueCache | FastWeightState
 
@@ -59,3 +77,15 @@ class DecodingCache:
     def length(self) -> int:
         """How many tokens have been seen."""
         return self.layers[0].length if self.layers else 0
+
+
+@contextmanager
+def unchanged_on_error(caches: Sequence[LayerCache]) -> Iterator[None]:
+    """A pass that fails half-way leaves no tokens behind."""
+    before: list[Any] = [cache.snapshot() for cache in caches]
+    try:
+        yield
+    except BaseException:
+        for cache, snapshot in zip(caches, before, strict=True):
+            cache.restore(snapshot)
+        raise

@@ -74,11 +74,9 @@ class _Observer:
     ) -> None:
         self.numbers, self.wanted = numbers, wanted
         self.queries, self.keys, self.detach, self.codes = queries, keys, detach, codes
-        self.calls = 0
 
     def __call__(self, call: AttentionCall) -> None:
-        layer = self.numbers[self.calls % len(self.numbers)]
-        self.calls += 1
+        layer = self.numbers[call.use]
         if layer in self.wanted:
             codes = _codes(call, self.queries, self.keys)
             self.codes[layer] = codes.detach() if self.detach else codes
@@ -118,6 +116,8 @@ def _resolve(name: str, chosen: Positions, computed: int, first: int, length: in
     """Chosen positions (of a sequence of `length`) as indices into the `computed` ones, which start at `first`."""
     if chosen is None:
         return torch.arange(computed, device=device)
+    if isinstance(chosen, Tensor) and chosen.dtype == torch.bool:
+        raise ValueError(f"{name} must be positions, got a boolean tensor; use mask.nonzero().")
     if isinstance(chosen, slice):
         positions = list(range(length))[chosen]
     else:
@@ -131,9 +131,13 @@ def _resolve(name: str, chosen: Positions, computed: int, first: int, length: in
 
 def find_attentions(model: nn.Module) -> list[HyperAttention]:
     """The HyperAttention of each layer, in order of use (a Transformer) or of definition."""
-    if isinstance(model, Transformer):
-        return [block.attention for block in model.layers()]
-    return [module for module in model.modules() if isinstance(module, HyperAttention)]
+    found: list[HyperAttention] = []
+    for module in model.modules():  # parents come before their parts
+        if isinstance(module, Transformer):
+            found += [block.attention for block in module.layers()]
+        elif isinstance(module, HyperAttention) and module not in found:
+            found.append(module)
+    return found
 
 
 def layer_numbers(layers: int | Sequence[int] | None, count: int) -> set[int]:

@@ -3,10 +3,18 @@
 import dataclasses
 
 from headcode.config import Config
-from headcode.nn.attention import check_choice, check_sizes, resolve_method, why_not_recurrent
+from headcode.nn.checks import (
+    BACKEND_NAMES,
+    check_dropout,
+    check_rotary,
+    check_sizes,
+    resolve_method,
+    why_not_recurrent,
+)
 from headcode.nn.feedforward import FEEDFORWARDS
 from headcode.nn.position import POSITIONS
 from headcode.ops import POOLINGS
+from headcode.ops.checks import check_choice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,13 +80,9 @@ class ModelConfig(Config):
         check_choice("pooling", self.pooling, POOLINGS)
         check_choice("feedforward", self.feedforward, FEEDFORWARDS)
         check_choice("position", self.position, POSITIONS)
-        if self.position == "rotary" and (self.qk_dim // self.num_heads) % 2:
-            raise ValueError(
-                f"position 'rotary' needs an even head width, got qk_dim / num_heads = {self.qk_dim // self.num_heads}."
-            )
-        if not 0 <= self.attention_dropout < 1:
-            raise ValueError(f"attention_dropout must be at least 0 and below 1, got {self.attention_dropout}.")
-        check_choice("backend", self.backend, ("auto", "reference", "chunked", "cpu", "triton"))
+        check_rotary(self.position, self.qk_dim, self.num_heads)
+        check_dropout("attention_dropout", self.attention_dropout)
+        check_choice("backend", self.backend, BACKEND_NAMES)
         if self.recurrent and (
             reason := why_not_recurrent(
                 norm, value_net, self.pooling, self.causal, self.position, self.attention_dropout

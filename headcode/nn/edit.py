@@ -53,11 +53,9 @@ class _Editor:
 
     def __init__(self, attention: HyperAttention, numbers: list[int], wanted: set[int], edit: Edit) -> None:
         self.attention, self.numbers, self.wanted, self.edit = attention, numbers, wanted, edit
-        self.calls = 0
 
     def __call__(self, call: AttentionCall, v: Tensor) -> Tensor:
-        layer = self.numbers[self.calls % len(self.numbers)]
-        self.calls += 1
+        layer = self.numbers[call.use]
         codes = attention_codes(
             call.q,
             call.k,

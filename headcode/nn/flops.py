@@ -3,9 +3,10 @@
 Norms, activations, biases and softmax are left out, as is usual. A causal model is charged for the pairs it sees.
 """
 
-from headcode.nn.attention import resolve_method
+from headcode.nn.checks import resolve_method
 from headcode.nn.config import ModelConfig
 from headcode.ops import VALUE_NETS
+from headcode.ops.recurrent import CHUNK
 
 
 def forward_flops(config: ModelConfig, length: int, queries: slice | None = None) -> int:
@@ -21,12 +22,22 @@ def forward_flops(config: ModelConfig, length: int, queries: slice | None = None
         pairs = sum(position + 1 for position in read) if config.causal else len(read) * length
         total += length * config.dim * (config.qk_dim + value_dim)  # keys and values
         total += len(read) * config.dim * config.qk_dim  # queries
-        total += pairs * config.qk_dim  # scores
-        total += pairs * config.v_dim if net.activation is None else pairs * (value_dim + config.v_dim)
+        if config.recurrent:
+            total += _recurrent_products(config, length)
+        else:
+            total += pairs * config.qk_dim  # scores
+            total += pairs * config.v_dim if net.activation is None else pairs * (value_dim + config.v_dim)
         total += len(read) * (config.v_dim * config.dim + feedforward)
     read = positions if queries is None else positions[queries]
     total += len(read) * config.dim * (config.output_dim or config.vocab_size or 0)
     return 2 * total
+
+
+def _recurrent_products(config: ModelConfig, length: int) -> int:
+    """Multiply-adds of the fast-weight form: a square per chunk, and a state read and written by every token."""
+    chunks = [CHUNK] * (length // CHUNK) + [length % CHUNK]
+    within = sum(chunk * chunk for chunk in chunks) * (config.qk_dim + config.v_dim)
+    return within + 2 * length * config.qk_dim * config.v_dim // config.num_heads
 
 
 def flops_per_token(config: ModelConfig, length: int | None = None) -> float:

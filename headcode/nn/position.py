@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from headcode.nn.checks import check_sizes
+
 POSITIONS = ("relative", "rotary", "sinusoidal", "learned", "none")
 
 
@@ -35,17 +37,28 @@ class RelativeBias(nn.Module):
 
     def __init__(self, num_heads: int, num_buckets: int) -> None:
         super().__init__()
-        if num_heads < 1 or num_buckets < 1:
-            raise ValueError(f"num_heads and num_buckets must be at least 1, got {num_heads} and {num_buckets}.")
+        check_sizes({"num_heads": num_heads, "num_buckets": num_buckets})
         self.num_buckets = num_buckets
         self.table = nn.Parameter(torch.empty(num_heads, num_buckets))
-        # From a distance of num_buckets on, every key falls into the last bucket.
-        lookup = torch.tensor([relative_bucket(n, num_buckets) for n in range(num_buckets + 1)])
-        self.register_buffer("buckets", lookup, persistent=False)
+        self.register_buffer("buckets", torch.empty(num_buckets + 1, dtype=torch.int64), persistent=False)
+        # The buffer is not in a state dict: a model made on the meta device gets it with its weights.
+        self.register_load_state_dict_post_hook(lambda module, keys: module.fill_buckets())
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.table, std=math.sqrt(1 / self.num_buckets))
+        self.fill_buckets()
+
+    def fill_buckets(self) -> None:
+        """The bucket of each distance; from num_buckets on, every key falls into the last."""
+        distance = torch.arange(self.num_buckets + 1, device=self.buckets.device)
+        exact = self.num_buckets // 2
+        if exact > 0:
+            ratio = torch.log(distance.double() / exact + torch.finfo(torch.float32).eps)
+            ratio = ratio / math.log(self.num_buckets / exact)
+            beyond = exact + (ratio * (self.num_buckets - exact)).long()
+            distance = torch.where(distance < exact, distance, beyond)
+        self.buckets.copy_(distance.clamp(max=self.num_buckets - 1))
 
     def forward(self, num_queries: int, num_keys: int, query_offset: int) -> Tensor:
         """The band (H, Tq+Tk-1) that `hyper_attention` takes; query i stands at position `query_offset + i`."""

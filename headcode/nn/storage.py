@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import torch
+
 from headcode.nn.config import ModelConfig
 from headcode.nn.transformer import Transformer
 
@@ -36,14 +38,18 @@ def load_model(folder: str | Path) -> Transformer:
         state = load_file(folder / WEIGHTS_FILE)
     except SafetensorError as error:
         raise ValueError(f"{folder / WEIGHTS_FILE} is damaged: {error}.") from None
-    model = Transformer(config)
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    with torch.device("meta"):  # the shapes are compared before any memory is taken for them
+        skeleton = Transformer(config)
+    expected = {name: tuple(tensor.shape) for name, tensor in skeleton.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in state.items()}
     if expected != found:
         wrong = sorted(set(expected.items()) ^ set(found.items()))[0][0]
         raise ValueError(f"{folder / WEIGHTS_FILE} does not belong to its {CONFIG_FILE}: {wrong} differs.")
-    dtype = next(iter(state.values())).dtype
-    model.to(dtype).load_state_dict(state)
+    dtypes = {tensor.dtype for tensor in state.values()}
+    if len(dtypes) != 1 or not (dtype := dtypes.pop()).is_floating_point:
+        raise ValueError(f"{folder / WEIGHTS_FILE} must hold floating-point numbers of one kind.")
+    model = Transformer(config).to(dtype)
+    model.load_state_dict(state)
     return model.eval()
 
 

@@ -1,12 +1,14 @@
 """The paper's transformer: pre-norm blocks, HyperAttention inside, outputs only where they are read."""
 
 import math
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from headcode.nn.attention import HyperAttention, resolve_method, why_not_recurrent
-from headcode.nn.cache import DecodingCache, FastWeightState, KeyValueCache, LayerCache
+from headcode.nn.attention import HyperAttention
+from headcode.nn.cache import DecodingCache, FastWeightState, KeyValueCache, LayerCache, unchanged_on_error
+from headcode.nn.checks import check_queries, resolve_method, why_not_recurrent
 from headcode.nn.config import ModelConfig
 from headcode.nn.feedforward import FEEDFORWARDS
 from headcode.nn.initialisation import reset_linear
@@ -50,6 +52,7 @@ class TransformerBlock(nn.Module):
         queries: slice | None = None,
         cache: LayerCache | None = None,
         dropout_seed: int | None = None,
+        use: int = 0,
     ) -> Tensor:
         attended = self.attention(
             self.attention_norm(x),
@@ -57,6 +60,7 @@ class TransformerBlock(nn.Module):
             queries=queries,
             cache=cache,
             dropout_seed=dropout_seed,
+            use=use,
         )
         x = attended + (x if queries is None else x[:, queries])
         return x + self.feedforward(self.feedforward_norm(x))
@@ -102,6 +106,10 @@ class Transformer(nn.Module):
             nn.init.normal_(self.positions, std=0.02)
         if self.output_proj is not None:
             reset_linear(self.output_proj)
+        self.final_norm.reset_parameters()
+        for block in self.blocks:
+            for part in block.children():
+                part.reset_parameters()  # type: ignore[operator]
 
     def layers(self) -> list[TransformerBlock]:
         """The block of each layer, in order; one block many times when layers are shared."""
@@ -122,11 +130,30 @@ class Transformer(nn.Module):
         Args:
             queries: a contiguous range of positions, for example slice(-4, None). Exact: the last block computes only
                 these, the earlier ones everything that they depend on.
-            key_padding_mask: boolean (B, T), True where a token is padding.
+            key_padding_mask: boolean (B, T), True where a token is padding; with a cache, of all tokens so far (of the
+                new ones if the cache is recurrent).
             cache: from `new_cache`; `x` then continues the tokens seen so far.
             dropout_seed: decides attention dropout in training; each layer derives its own.
         """
         self._check_input(x)
+        check_queries(queries, x.shape[1])
+        if cache is not None and (not isinstance(cache, DecodingCache) or len(cache.layers) != self.config.num_layers):
+            raise ValueError("cache must come from this model's new_cache().")
+        with nullcontext() if cache is None else unchanged_on_error(cache.layers):
+            hidden = self._run_blocks(x, queries, key_padding_mask, cache, dropout_seed)
+        hidden = self.final_norm(hidden)
+        if self.output_proj is not None:
+            return self.output_proj(hidden)
+        return hidden @ self.embedding.weight.T / math.sqrt(self.config.dim)
+
+    def _run_blocks(
+        self,
+        x: Tensor,
+        queries: slice | None,
+        key_padding_mask: Tensor | None,
+        cache: DecodingCache | None,
+        dropout_seed: int | None,
+    ) -> Tensor:
         hidden = self._embed(x, 0 if cache is None else cache.length)
         layers = self.layers()
         for index, block in enumerate(layers):
@@ -136,11 +163,9 @@ class Transformer(nn.Module):
                 queries=queries if index == len(layers) - 1 else None,
                 cache=None if cache is None else cache.layers[index],
                 dropout_seed=None if dropout_seed is None else (dropout_seed + index * _LAYER_SEED_STRIDE) % 2**63,
+                use=index if self.config.share_layers else 0,
             )
-        hidden = self.final_norm(hidden)
-        if self.output_proj is not None:
-            return self.output_proj(hidden)
-        return hidden @ self.embedding.weight.T / math.sqrt(self.config.dim)
+        return hidden
 
     def new_cache(self, *, recurrent: bool | None = None) -> DecodingCache:
         """An empty cache for decoding token by token. `recurrent` (for the method `linear`) keeps fast weights, of
@@ -178,8 +203,13 @@ class Transformer(nn.Module):
                     f"The input must have shape (batch, length, {self.config.input_dim}), got {tuple(x.shape)}."
                 )
             if x.dtype != self.embedding.weight.dtype and not torch.is_autocast_enabled(x.device.type):
-                raise TypeError(f"The input must have the model's dtype {self.embedding.weight.dtype}, got {x.dtype}.")
+                dtype = self.embedding.weight.dtype
+                raise TypeError(f"The input must have the model's dtype {dtype}, got {x.dtype}; use .to({dtype}).")
         elif x.dim() != 2 or x.dtype not in (torch.int64, torch.int32):
             raise ValueError(
                 f"The input must be integer tokens of shape (batch, length), got {x.dtype} {tuple(x.shape)}."
             )
+        elif x.device.type == "cpu" and x.numel() and not torch.compiler.is_compiling():
+            low, high = x.aminmax()
+            if low < 0 or high >= self.config.vocab_size:
+                raise ValueError(f"Tokens must lie in 0..{self.config.vocab_size - 1}, got {low}..{high}.")

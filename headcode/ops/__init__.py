@@ -3,8 +3,11 @@
 Layout (batch, head, length, dim) as in torch's scaled_dot_product_attention. See `reference.py` for the mathematics.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from headcode.ops import reference
 from headcode.ops.backends import BackendChoice, Problem, choose_backend
@@ -77,12 +80,13 @@ def hyper_attention(
     call = check_call(
         q, k, v, mask, bias, relative_bias, causal, scale, norm, value_net, pooling, dropout, dropout_seed, query_offset
     )
-    choice = choose_backend(_problem(call), backend)
-    if choice.name == "reference":
-        return reference.hyper_attention(*call.tensors, **call.options)  # type: ignore[arg-type]
-    from headcode.ops.registration import hyper_attention as registered
+    choice = choose_backend(_problem(call), _with_forward_mode(backend))
+    with _without_autocast(q.device.type):
+        if choice.name == "reference":
+            return reference.hyper_attention(*call.tensors, **call.options)  # type: ignore[arg-type]
+        from headcode.ops.registration import hyper_attention as registered
 
-    return registered(*call.tensors, *call.options.values(), choice.name)[0]
+        return registered(*call.tensors, *call.options.values(), choice.name)[0]
 
 
 def attention_codes(
@@ -106,7 +110,8 @@ def attention_codes(
     )
     _, _, _, mask, bias, relative_bias = call.tensors
     options = {name: call.options[name] for name in ("causal", "scale", "norm", "query_offset")}
-    return reference.attention_codes(q, k, mask, bias, relative_bias, **options)
+    with _without_autocast(q.device.type):
+        return reference.attention_codes(q, k, mask, bias, relative_bias, **options)
 
 
 def explain_backend(
@@ -139,6 +144,20 @@ def explain_backend(
         q, k, v, mask, bias, relative_bias, causal, scale, norm, value_net, pooling, dropout, seed, query_offset
     )
     return choose_backend(_problem(call), backend)
+
+
+def _without_autocast(device: str) -> AbstractContextManager:
+    """The op chooses its own precision, float32 for half-precision inputs; autocast would undo that."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
+def _with_forward_mode(backend: str) -> str:
+    """Under forward-mode differentiation only the reference has derivatives; the others would give zeros in silence."""
+    if forward_ad._current_level < 0 or backend == "reference":
+        return backend
+    if backend != "auto":
+        raise ValueError(f"backend {backend!r} has no forward-mode derivative; use backend='reference'.")
+    return "reference"
 
 
 def _problem(call: Call) -> Problem:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from headcode.ops.reference import compute_dtype
 from headcode.ops.registry import NORMS, POOLINGS, VALUE_NETS
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -34,17 +35,17 @@ def check_call(
     dropout_seed: int | None,
     query_offset: int | None,
 ) -> Call:
-    _check_choice("norm", norm, NORMS)
-    _check_choice("value_net", value_net, VALUE_NETS)
-    _check_choice("pooling", pooling, POOLINGS)
-    _check_tensors(q, k, v, bias, relative_bias)
-    _check_shapes(q, k, v, value_net)
+    check_choice("norm", norm, NORMS)
+    check_choice("value_net", value_net, VALUE_NETS)
+    check_choice("pooling", pooling, POOLINGS)
+    check_tensors(q, k, v, bias, relative_bias)
+    check_shapes(q, k, v, value_net)
     batch, heads, num_queries, width = q.shape
     num_keys = k.shape[2]
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be True or False, got {causal!r}.")
-    bias = _as_four_axes("bias", bias, (batch, heads, num_queries, num_keys), q)
-    mask, bias = _split_mask(mask, bias, (batch, 1, num_queries, num_keys), q)
+    bias = four_axes("bias", bias, (batch, heads, num_queries, num_keys))
+    mask, bias = _split_mask(check_mask(mask, (batch, 1, num_queries, num_keys), q), bias)
     if relative_bias is not None:
         expected = (heads, max(num_queries + num_keys - 1, 0))
         if tuple(relative_bias.shape) != expected:
@@ -52,9 +53,7 @@ def check_call(
                 f"relative_bias must have shape (heads, queries + keys - 1) = {expected}, "
                 f"got {tuple(relative_bias.shape)}; entry [h, k - q + queries - 1] is added to the score of (q, k)."
             )
-    scale = 1 / math.sqrt(width) if scale is None else _number("scale", scale)
-    if not math.isfinite(scale):
-        raise ValueError(f"scale must be a finite number, got {scale}.")
+    scale = 1 / math.sqrt(width) if scale is None else check_scale(scale)
     dropout = _number("dropout", dropout)
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}.")
@@ -73,12 +72,21 @@ def check_call(
     )
 
 
-def _check_choice(name: str, given: Any, allowed: Any) -> None:
+def check_scale(scale: Any) -> float:
+    scale = _number("scale", scale)
+    if not -math.inf < scale < math.inf:
+        raise ValueError(f"scale must be a finite number, got {scale}.")
+    return scale
+
+
+def check_choice(name: str, given: Any, allowed: Any) -> None:
     if not isinstance(given, str) or given not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {given!r}.")
 
 
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None, relative_bias: Tensor | None) -> None:
+def check_tensors(
+    q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None = None, relative_bias: Tensor | None = None
+) -> None:
     tensors = {"q": q, "k": k, "v": v, "bias": bias, "relative_bias": relative_bias}
     for name, tensor in tensors.items():
         if tensor is None and (name not in ("q", "k")):
@@ -96,7 +104,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None, 
             raise ValueError(f"{name} must be on q's device {q.device}, got {tensor.device}.")
 
 
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor | None, value_net: str) -> None:
+def check_shapes(q: Tensor, k: Tensor, v: Tensor | None, value_net: str) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor is not None and tensor.dim() != 4:
             raise ValueError(f"{name} must have 4 axes (batch, head, length, dim), got shape {tuple(tensor.shape)}.")
@@ -120,31 +128,37 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor | None, value_net: str) -> Non
         raise ValueError(f"v must have an even width for value_net={value_net!r} (gate, signal), got {v.shape[3]}.")
 
 
-def _split_mask(
-    mask: Tensor | None, bias: Tensor | None, shape: tuple[int, ...], q: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    """A boolean mask, and the bias with the finite part of a floating mask in it."""
+def check_mask(mask: Tensor | None, shape: tuple[int, ...], q: Tensor) -> Tensor | None:
+    """The mask with 4 axes, boolean or of q's dtype."""
     if mask is None:
-        return None, bias
+        return None
     if not isinstance(mask, Tensor):
         raise TypeError(f"mask must be a torch.Tensor, got {type(mask).__name__}.")
     if mask.dtype != torch.bool and mask.dtype != q.dtype:
         raise TypeError(
             f"mask must be boolean (True means keep) or have q's dtype {_name(q.dtype)} (added to the scores), "
-            f"got {_name(mask.dtype)}; convert it with mask.bool()."
+            f"got {_name(mask.dtype)}; convert it with "
+            f"{f'mask.to(torch.{_name(q.dtype)})' if mask.is_floating_point() else 'mask.bool()'}."
         )
     if mask.device != q.device:
         raise ValueError(f"mask must be on q's device {q.device}, got {mask.device}.")
-    mask = _as_four_axes("mask", mask, shape, q)
-    assert mask is not None
-    if mask.dtype == torch.bool:
+    return four_axes("mask", mask, shape)
+
+
+def _split_mask(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """A boolean mask, and the bias with the finite part of a floating mask in it."""
+    if mask is None or mask.dtype == torch.bool:
         return mask, bias
     visible = mask != float("-inf")
     finite = mask.masked_fill(~visible, 0.0)
-    return visible, finite if bias is None else bias + finite
+    if bias is None:
+        return visible, finite
+    # In the precision that the op computes in: half precision would round the sum once more.
+    dtype = compute_dtype(mask.dtype)
+    return visible, bias.to(dtype) + finite.to(dtype)
 
 
-def _as_four_axes(name: str, tensor: Tensor | None, shape: tuple[int, ...], q: Tensor) -> Tensor | None:
+def four_axes(name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
     """`tensor` with 4 axes, each of size 1 or as in `shape` (batch, head, query, key)."""
     if tensor is None:
         return None

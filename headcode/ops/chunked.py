@@ -117,10 +117,7 @@ def _chunk_backward(
     bias, relative_bias = (None if t is None else t.to(grad.dtype) for t in (bias, relative_bias))
     num_queries, num_keys = q.shape[2], k.shape[2]
     visible = reference.visible_pairs(mask, causal, num_queries, num_keys, query_offset, q.device)
-    scores = reference.scores(q, k, bias, relative_bias, scale)
-    if visible is not None and NORMS[norm].over == "key":
-        blind = ~visible.any(-1, keepdim=True)
-        scores = scores.masked_fill(~visible, float("-inf")).masked_fill(blind, 0.0)
+    scores = reference.mask_scores(reference.scores(q, k, bias, relative_bias, scale), visible, norm)
     unmasked_codes = NORMS[norm].function(scores)
     codes = unmasked_codes if visible is None else unmasked_codes.masked_fill(~visible, 0.0)
     keep_scale = None

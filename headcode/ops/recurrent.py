@@ -13,6 +13,9 @@ import math
 import torch
 from torch import Tensor
 
+from headcode.ops.checks import check_scale, check_shapes, check_tensors
+from headcode.ops.reference import compute_dtype
+
 CHUNK = 64
 
 
@@ -21,7 +24,8 @@ def linear_attention_recurrent(
 ) -> tuple[Tensor, Tensor]:
     """The causal `linear` method without any T×T: output (B, H, T, Dv) and the state (B, H, Dk, Dv) after the last key.
 
-    Shapes: q, k (B, H, T, Dk), v (B, H, T, Dv), state (B, H, Dk, Dv) or None for an empty past.
+    Shapes: q, k (B, H, T, Dk), v (B, H, T, Dv), state (B, H, Dk, Dv) or None for an empty past. Half-precision inputs
+    have a float32 state.
     `chunk` tokens are handled by one small masked product, the past before them by the state.
 
     Example:
@@ -32,24 +36,27 @@ def linear_attention_recurrent(
         >>> torch.allclose(whole, torch.cat((first, rest), 2), atol=1e-5)
         True
     """
+    check_tensors(q, k, v)
+    check_shapes(q, k, v, "linear")
     batch, heads, length, width = q.shape
-    if k.shape != q.shape or v.shape[:3] != q.shape[:3]:
-        raise ValueError(
-            f"q, k and v must have the same batch, heads and length, and q and k the same width, "
-            f"got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}."
-        )
-    if chunk < 1:
-        raise ValueError(f"chunk must be at least 1, got {chunk}.")
+    if k.shape != q.shape:
+        raise ValueError(f"k must have q's length {length}, got {k.shape[2]}: every token is a query and a key.")
+    if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
+        raise ValueError(f"chunk must be an integer, at least 1, got {chunk!r}.")
+    # Half precision would lose the past bit by bit: the state is kept in float32.
+    dtype, result_dtype = compute_dtype(q.dtype), q.dtype
     shape = (batch, heads, width, v.shape[3])
     if state is None:
-        state = v.new_zeros(shape)
-    elif tuple(state.shape) != shape:
-        raise ValueError(f"state must have shape (batch, heads, Dk, Dv) = {shape}, got {tuple(state.shape)}.")
-    q = q * (1 / math.sqrt(width) if scale is None else scale)
+        state = torch.zeros(shape, dtype=dtype, device=v.device)
+    elif not isinstance(state, Tensor) or tuple(state.shape) != shape or state.dtype != dtype:
+        given = f"{state.dtype} {tuple(state.shape)}" if isinstance(state, Tensor) else type(state).__name__
+        raise ValueError(f"state must be {dtype} of shape (batch, heads, Dk, Dv) = {shape}, got {given}.")
+    q, k, v = (t.to(dtype) for t in (q, k, v))
+    q = q * (1 / math.sqrt(width) if scale is None else check_scale(scale))
     outputs = []
     for start in range(0, length, chunk):
         queries, keys, values = (t[:, :, start : start + chunk] for t in (q, k, v))
         within = torch.tril(queries @ keys.transpose(-1, -2))  # (B, H, chunk, chunk)
         outputs.append(queries @ state + within @ values)
         state = state + keys.transpose(-1, -2) @ values
-    return (torch.cat(outputs, 2) if outputs else v.clone()), state
+    return (torch.cat(outputs, 2) if outputs else v.clone()).to(result_dtype), state

@@ -49,14 +49,17 @@ def scores(q: Tensor, k: Tensor, bias: Tensor | None, relative_bias: Tensor | No
 
 def normalise(score: Tensor, visible: Tensor | None, norm: str) -> Tensor:
     """Scores to codes. A masked pair has code exactly 0; a row with no visible key is all 0, never NaN."""
-    function, over = NORMS[norm].function, NORMS[norm].over
-    if visible is None:
-        return function(score)
-    if over == "key":
-        # A row of only -inf has no softmax: such rows see zeros instead, and their codes are zeroed below.
-        blind = ~visible.any(-1, keepdim=True)
-        score = score.masked_fill(~visible, float("-inf")).masked_fill(blind, 0.0)
-    return function(score).masked_fill(~visible, 0.0)
+    codes = NORMS[norm].function(mask_scores(score, visible, norm))
+    return codes if visible is None else codes.masked_fill(~visible, 0.0)
+
+
+def mask_scores(score: Tensor, visible: Tensor | None, norm: str) -> Tensor:
+    """What the norm's function sees: -inf at masked pairs if it mixes keys."""
+    if visible is None or NORMS[norm].over != "key":
+        return score
+    # A row of only -inf has no softmax: such rows see zeros instead, and their codes are zeroed afterwards.
+    blind = ~visible.any(-1, keepdim=True)
+    return score.masked_fill(~visible, float("-inf")).masked_fill(blind, 0.0)
 
 
 def hidden_layer(codes: Tensor, v: Tensor, value_net: str) -> Tensor:

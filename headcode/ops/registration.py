@@ -102,7 +102,7 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Buffers for the gradients. A bias that is absent or needs none has an empty one: an op cannot return None."""
     biases = [
-        q.new_empty(t.shape if t is not None and need else [0])
+        q.new_empty(0) if t is None or not need else t.new_empty(t.shape)
         for t, need in zip((bias, relative_bias), needs, strict=True)
     ]
     return (*(_length_first(t, t.shape[3]) for t in (q, k, v)), *biases)  # type: ignore[return-value]
@@ -210,3 +210,10 @@ def _backward(ctx: Any, grad: Tensor, grad_saved: Tensor) -> tuple[Any, ...]:
 
 
 hyper_attention.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _second_derivative(ctx: Any, *grads: Tensor) -> None:
+    raise RuntimeError("The fused and chunked backends have no second derivative; use backend='reference'.")
+
+
+hyper_attention_backward.register_autograd(_second_derivative)

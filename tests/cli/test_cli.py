@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -48,8 +49,42 @@ def test_mistakes_are_one_line(capsys, tmp_path):
     assert "not a model folder" in fails(capsys, "info", str(tmp_path))
     (tmp_path / "junk.npz").write_bytes(b"junk")
     assert "not an .npz file" in fails(capsys, "info", str(tmp_path / "junk.npz"))
-    assert "--length must be at least 1, got 0" in fails(capsys, "info", str(tmp_path), "--length", "0")
+    assert "--length must be at least 1 and at most a billion, got 0" in fails(
+        capsys, "info", str(tmp_path), "--length", "0"
+    )
     assert "--method must be one of softmax" in fails(capsys, "demo", "--method", "magic")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "npy", "text", "scalar", "integers"])
+def test_damaged_parameters_are_one_line(capsys, tmp_path, damage):
+    params = to_reference(Transformer(CONFIG))
+    path = tmp_path / "params.npz"
+    if damage == "scalar":
+        params["transformer_block_0/relative_embedding/rel_embedding"] = np.float32(1)
+    if damage == "integers":
+        params["logitdense/bias"] = np.zeros(1, int)
+    np.savez_compressed(path, **params)
+    content = bytearray(path.read_bytes())
+    if damage == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    if damage == "flipped":
+        content[len(content) // 3] ^= 255
+        path.write_bytes(content)
+    if damage == "npy":
+        with path.open("wb") as file:
+            np.save(file, np.zeros(3))
+    if damage == "text":
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("readme.txt", "hello")
+    fails(capsys, "info", str(path))
+
+
+def test_demo_draws_its_picture(capsys, tmp_path):
+    main(["demo", "--method", "softmax", "--out", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert "norm softmax" in out and (tmp_path / "hypernetwork.png").stat().st_size > 10_000
+    error = float(out.split("against the layer's output: ")[1].split()[0])
+    assert error < 1e-9
 
 
 def test_info_on_a_model_folder_and_on_authors_parameters(capsys, tmp_path):

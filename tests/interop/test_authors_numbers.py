@@ -80,6 +80,30 @@ def test_round_trip(options, tokens, tmp_path):
     assert torch.equal(model(x), again(x))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"position": "sinusoidal"},
+        {"value_net": "gelu"},
+        {"value_net": "swiglu"},
+        {"pooling": "mean"},
+        {"qk_norm": True},
+    ],
+)
+def test_what_the_layout_cannot_carry_is_refused(options):
+    config = ModelConfig(input_dim=5, output_dim=3, max_length=7, **options)
+    with pytest.raises(ValueError, match="The authors'"):
+        to_reference(Transformer(config))
+
+
+def test_half_precision_and_tensors_pass_through():
+    params = {path: torch.from_numpy(array).bfloat16().requires_grad_() for path, array in small_params().items()}
+    model = load_reference(params)
+    assert model.embedding.weight.dtype == torch.float32
+    again = to_reference(model.bfloat16())
+    assert all(np.array_equal(again[path], value.detach().float().numpy()) for path, value in params.items())
+
+
 def small_params():
     config = ModelConfig(input_dim=5, output_dim=3, max_length=7, dim=12, num_layers=2, num_heads=2, mlp_dim=13)
     return to_reference(Transformer(config))

@@ -158,7 +158,28 @@ class TestRecurrentForm:
         with pytest.raises(ValueError, match=words):
             HyperAttention(12, 3, recurrent=True, **options)
 
+    def test_with_a_cache_of_keys_it_is_the_parallel_form(self):
+        attention = layer("linear", causal=True, recurrent=True)
+        x, cache = tokens(9), KeyValueCache()
+        with torch.no_grad():
+            pieces = [attention(x[:, :4], cache=cache), attention(x[:, 4:], cache=cache)]
+        torch.testing.assert_close(torch.cat(pieces, 1), attention(x))
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_half_precision_does_not_drift(self, dtype):
+        from headcode.ops import hyper_attention, linear_attention_recurrent
+
+        q, k, v = (torch.randn(1, 2, 2048, 4).to(dtype) for _ in range(3))
+        exact = hyper_attention(*(t.double() for t in (q, k, v)), causal=True, norm="none", value_net="linear")
+        out, state = linear_attention_recurrent(q, k, v)
+        assert out.dtype == dtype and state.dtype == torch.float32
+        torch.testing.assert_close(
+            out.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=2 * torch.finfo(dtype).eps
+        )
+
     def test_refuses_at_call(self):
+        with pytest.raises(ValueError, match="queries of cross-attention are not steps"):
+            layer("linear", causal=True, recurrent=True)(tokens(5), tokens(7))
         attention = layer("linear", causal=True, recurrent=True)
         with pytest.raises(ValueError, match="use key_padding_mask"):
             attention(tokens(), mask=torch.ones(7, 7, dtype=torch.bool))
@@ -212,6 +233,117 @@ def test_bad_construction(options, error, words):
 def test_bad_calls(arguments, options, error, words):
     with pytest.raises(error, match=words):
         layer()(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (
+            lambda a: a(tokens().float()),
+            TypeError,
+            "query must have the layer's dtype torch.float64, got torch.float32",
+        ),
+        (lambda a: a(tokens(), tokens().long()), TypeError, "key must have the layer's dtype"),
+        (lambda a: a(tokens(), mask=torch.ones(7, 7).int()), TypeError, "mask must be boolean"),
+        (
+            lambda a: a(tokens(), mask=[1], key_padding_mask=torch.zeros(2, 7).bool()),
+            TypeError,
+            "mask must be a torch.Tensor",
+        ),
+        (
+            lambda a: a(tokens(), mask=torch.ones(5, 7).bool(), key_padding_mask=torch.zeros(2, 7).bool()),
+            ValueError,
+            "mask must be broadcastable",
+        ),
+        (lambda a: a(tokens(), bias=torch.ones(7, 7).int()), TypeError, "bias must be float32"),
+        (lambda a: a(tokens(), cache={}), TypeError, "cache must be a KeyValueCache or a FastWeightState, got dict"),
+        (lambda a: a(tokens(), queries=slice("a")), ValueError, "queries must be a slice of integers"),
+        (lambda a: HyperAttention(12, 3, backend="zzz"), ValueError, "backend must be one of auto"),
+        (lambda a: HyperAttention(12, 3, causal="yes"), TypeError, "causal must be True or False"),
+        (lambda a: HyperAttention(12, 3, dropout="x"), TypeError, "dropout must be a number, got 'x'"),
+        (
+            lambda a: HyperAttention(12, 3, position="relative", num_buckets=0),
+            ValueError,
+            "num_buckets must be at least 1",
+        ),
+        (
+            lambda a: HyperAttention(12, 3, position="relative", num_buckets=2.5),
+            TypeError,
+            "num_buckets must be an integer",
+        ),
+    ],
+)
+def test_more_bad_calls(call, error, words):
+    with pytest.raises(error, match=words):
+        call(layer())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_mask_bias_and_padding_together(kind, causal):
+    """Against the op with everything in one dense bias, and codes captured from the same call."""
+    from headcode import attention_codes, capture_codes, hyper_attention
+
+    attention = layer("hyla")
+    x = tokens()
+    generator = torch.Generator().manual_seed(5)
+    keep = torch.rand(2, 1, 7, 7, generator=generator) > 0.3
+    padding = torch.rand(2, 7, generator=generator) > 0.7
+    bias = torch.randn(3, 7, 7, generator=generator, dtype=torch.float64)
+    shift = torch.randn(2, 1, 7, 7, generator=generator, dtype=torch.float64) * (kind == "float")
+    mask = keep if kind == "bool" else shift.masked_fill(~keep, -torch.inf)
+    with capture_codes(attention) as codes:
+        out = attention(x, mask=mask, bias=bias, key_padding_mask=padding, causal=causal)
+    q, k, v = (
+        projection(x).unflatten(2, (3, -1)).transpose(1, 2)
+        for projection in (attention.query_proj, attention.key_proj, attention.value_proj)
+    )
+    visible = keep & ~padding[:, None, None]
+    if causal:
+        visible = visible & torch.ones(7, 7).tril().bool()
+    expected = hyper_attention(q, k, v, mask=visible, bias=bias + shift, backend="reference")
+    torch.testing.assert_close(out, attention.output_proj(expected.transpose(1, 2).flatten(2)))
+    torch.testing.assert_close(codes[0], attention_codes(q, k, mask=visible, bias=bias + shift))
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (1, 7), (7, 1), (2, 1, 1, 7)])
+def test_masks_and_biases_of_few_axes_can_be_captured(shape):
+    from headcode import capture_codes
+
+    attention, x = layer("softmax"), tokens()
+    mask, bias = torch.rand(shape) > 0.2, torch.randn(shape, dtype=torch.float64)
+    with capture_codes(attention, queries=[1, 3], keys=[0, 2]) as some:
+        attention(x, mask=mask, bias=bias)
+    with capture_codes(attention) as every:
+        attention(x, mask=mask, bias=bias)
+    torch.testing.assert_close(some[0], every[0][:, :, [1, 3]][..., [0, 2]])
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked", "auto"])
+def test_autocast_rounds_once(backend):
+    from headcode import attention_codes, hyper_attention
+
+    q, k, v = (torch.randn(2, 3, 16, 4).bfloat16() for _ in range(3))
+    exact = hyper_attention(*(t.double() for t in (q, k, v)), backend="reference")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = hyper_attention(q, k, v, backend=backend)
+        codes = attention_codes(q, k)
+        layer = HyperAttention(8, 4, backend=backend)
+        x = torch.randn(2, 5, 8)
+        assert layer(x, mask=torch.zeros(5, 5), bias=torch.zeros(5, 5)).dtype == torch.bfloat16
+    assert out.dtype == torch.bfloat16 and codes.dtype == torch.float32
+    torch.testing.assert_close(out.double(), exact, rtol=2 * torch.finfo(torch.bfloat16).eps, atol=1e-2)
+    assert ((out.double() - exact).norm() / exact.norm()) < 2.5e-3
+
+
+def test_a_failed_call_leaves_no_tokens_in_the_cache():
+    attention, cache, x = layer(causal=True), KeyValueCache(), tokens()
+    with torch.no_grad():
+        first = attention(x[:, :3], cache=cache)
+        with pytest.raises(ValueError, match="mask must be broadcastable"):
+            attention(x[:, 3:], cache=cache, mask=torch.ones(9, 9).bool())
+        rest = attention(x[:, 3:], cache=cache)
+    torch.testing.assert_close(torch.cat((first, rest), 1), attention(x))
 
 
 def test_a_cache_keeps_its_batch():

@@ -103,6 +103,22 @@ def test_shared_layers_are_numbered_by_use():
         assert torch.equal(first[layer], codes[layer])
 
 
+def test_shared_layers_keep_their_numbers_after_a_failure_and_inside_wrappers():
+    transformer = model(share_layers=True)
+    with capture_codes(transformer) as expected:
+        transformer(X)
+    wrapped = torch.nn.Sequential(transformer)
+    with capture_codes(wrapped) as codes:
+        hook = transformer.blocks[0].feedforward.register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            wrapped(X)
+        hook.remove()
+        wrapped(X)
+    assert sorted(codes) == [0, 1, 2]
+    for layer in range(3):
+        torch.testing.assert_close(codes[layer], expected[layer])
+
+
 def test_drop_in_layers_of_any_module():
     network = torch.nn.Sequential(HyperAttention(8, 4), torch.nn.ReLU(), HyperAttention(8, 2))
     with capture_codes(network) as codes:

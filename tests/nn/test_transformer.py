@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import headcode
 from headcode import METHODS, ModelConfig, Transformer
-from headcode.nn import RelativeBias, forward_flops, save_model
+from headcode.nn import RelativeBias, forward_flops, load_model, save_model
 from headcode.nn.position import relative_bucket, sinusoidal_positions
 
 LOGIC = {"input_dim": 5, "output_dim": 1, "max_length": 16, "num_layers": 2, "num_heads": 8, "qk_dim": 16, "v_dim": 16}
@@ -79,6 +79,11 @@ class TestPosition:
         assert [relative_bucket(n, 7) for n in range(9)] == [0, 1, 2, 3, 4, 5, 6, 6, 6]
         assert [relative_bucket(n, 1) for n in (-2, 0, 5)] == [0, 0, 0]
         assert [relative_bucket(n, 36) for n in (17, 18, 19, 25, 35)] == [17, 18, 19, 26, 35]
+
+    def test_the_table_is_the_formula(self):
+        for buckets in range(1, 200):
+            table = RelativeBias(1, buckets).buckets.tolist()
+            assert table == [relative_bucket(n, buckets) for n in range(buckets + 1)]
 
     @pytest.mark.parametrize("sizes", [(5, 7, 2), (1, 7, 6), (7, 7, 0), (3, 3, 50), (4, 2, -2)])
     def test_band(self, sizes):
@@ -156,6 +161,47 @@ def test_recurrent_decoding(recurrent):
     torch.testing.assert_close(torch.cat(pieces, 1), model(tokens))
 
 
+@pytest.mark.parametrize(("method", "position"), [("hyla", "relative"), ("linear", "rotary")])
+def test_a_failed_pass_leaves_no_tokens_in_the_cache(method, position):
+    model = small(method=method, position=position, causal=True)
+    cache = model.new_cache(recurrent=method == "linear")
+    with torch.no_grad():
+        first = model(X[:, :3], cache=cache)
+        hook = model.layers()[1].feedforward.register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(X[:, 3:], cache=cache)
+        hook.remove()
+        rest = model(X[:, 3:], cache=cache)
+    torch.testing.assert_close(torch.cat((first, rest), 1), model(X))
+    with pytest.raises(ValueError, match="cache must come from this model's new_cache"):
+        small(causal=True, num_layers=2)(X, cache=cache)
+
+
+def test_a_recurrent_model_with_a_cache_of_keys():
+    model = small(method="linear", position="none", causal=True, recurrent=True)
+    cache = model.new_cache(recurrent=False)
+    with torch.no_grad():
+        pieces = [model(X[:, :3], cache=cache), model(X[:, 3:], cache=cache)]
+    torch.testing.assert_close(torch.cat(pieces, 1), model(X))
+
+
+def test_made_on_the_meta_device_and_loaded():
+    model = small()
+    with torch.device("meta"):
+        empty = Transformer(model.config).double()
+    empty.to_empty(device="cpu").load_state_dict(model.state_dict())
+    assert torch.equal(empty.eval()(X), model.eval()(X))
+
+
+def test_reset_parameters_resets_everything():
+    model = small(qk_norm=True)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(7.0)
+    model.reset_parameters()
+    assert not any((parameter == 7.0).any() for parameter in model.parameters())
+
+
 def test_caches_are_refused_where_they_make_no_sense():
     with pytest.raises(ValueError, match="needs a causal model"):
         small().new_cache()
@@ -208,6 +254,13 @@ class TestFlops:
             model(X, queries=queries)
         assert counter.get_total_flops() == 2 * forward_flops(model.config, 7, queries)
 
+    @pytest.mark.parametrize("length", [7, 64, 200])
+    def test_recurrent_form(self, length):
+        model = small(method="linear", position="none", causal=True, recurrent=True)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(torch.randn(1, length, 5, dtype=torch.float64))
+        assert counter.get_total_flops() == forward_flops(model.config, length)
+
 
 class TestStorage:
     def test_round_trip(self, tmp_path):
@@ -221,19 +274,23 @@ class TestStorage:
     def test_damage_is_named(self, tmp_path):
         save_model(small(), tmp_path)
         with pytest.raises(ValueError, match="it has no config.json"):
-            headcode.load(tmp_path / "nowhere")
+            load_model(tmp_path / "nowhere")
         config = (tmp_path / "config.json").read_text()
         (tmp_path / "config.json").write_text(config.replace('"dim": 12', '"dim": 15'))
         with pytest.raises(ValueError, match="does not belong to its config.json"):
-            headcode.load(tmp_path)
+            load_model(tmp_path)
         (tmp_path / "config.json").write_text(config.replace('"dim"', '"dimm"'))
         with pytest.raises(ValueError, match="has no field 'dimm'"):
-            headcode.load(tmp_path)
+            load_model(tmp_path)
         (tmp_path / "config.json").write_text(config)
         weights = (tmp_path / "model.safetensors").read_bytes()
+        (tmp_path / "config.json").write_text(config.replace('"max_length": 7', '"max_length": 2000000000'))
+        with pytest.raises(ValueError, match="does not belong to its config.json"):
+            load_model(tmp_path)
+        (tmp_path / "config.json").write_text(config)
         (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
         with pytest.raises(ValueError, match="model.safetensors is damaged"):
-            headcode.load(tmp_path)
+            load_model(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -277,6 +334,8 @@ def test_bad_inputs(x, error, words):
 def test_bad_tokens_and_lengths():
     with pytest.raises(ValueError, match="integer tokens of shape"):
         small(vocab_size=11)(torch.zeros(2, 7))
+    with pytest.raises(ValueError, match="Tokens must lie in 0..10, got 0..11"):
+        small(vocab_size=11)(torch.tensor([[0, 11]]))
     with pytest.raises(ValueError, match="Learned positions reach 7 tokens, got 8"):
         small(position="learned")(torch.zeros(2, 8, 5, dtype=torch.float64))
     with pytest.raises(TypeError, match="made from a ModelConfig, got dict"):

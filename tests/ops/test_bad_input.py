@@ -65,51 +65,106 @@ def test_named_complaints(change, error, words):
         assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
 
 
-SIZE = st.integers(0, 3)
+SIZE = st.sampled_from([1, 2, 3, 5])
+WRONG_SHAPE = st.lists(st.sampled_from([4, 6, 7]), min_size=1, max_size=5)  # sizes that no valid call here has
+NOT_TENSORS = st.sampled_from([None, 3, "q", [1.0], {}])
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    shapes=st.lists(st.lists(SIZE, min_size=0, max_size=5), min_size=3, max_size=3),
-    mask=st.none() | st.lists(SIZE, max_size=5),
-    mask_kind=st.sampled_from([torch.bool, torch.float32, torch.int64]),
-    bias=st.none() | st.lists(SIZE, max_size=5),
-    band=st.none() | st.lists(SIZE, max_size=3),
-    dtypes=st.lists(st.sampled_from([torch.float32, torch.float64, torch.int64]), min_size=3, max_size=3),
-    norm=st.sampled_from(["softmax", "rms_head", "nonsense"]),
-    value_net=st.sampled_from(["linear", "swiglu", "relu", "nonsense"]),
-    backend=st.sampled_from(["auto", "reference", "chunked", "nonsense"]),
-    dropout=st.floats(-1, 2) | st.just(math.nan),
-)
-def test_any_input_works_or_is_refused_in_a_sentence(
-    shapes, mask, mask_kind, bias, band, dtypes, norm, value_net, backend, dropout
-):
-    q, k, v = (torch.ones(shape).to(dtype) for shape, dtype in zip(shapes, dtypes, strict=True))
-    try:
-        out = hyper_attention(
-            q,
-            k,
-            v,
-            mask=None if mask is None else torch.ones(mask).to(mask_kind),
-            bias=None if bias is None else torch.ones(bias),
-            relative_bias=None if band is None else torch.ones(band),
-            norm=norm,
-            value_net=value_net,
-            backend=backend,
-            dropout=dropout,
-        )
-    except (ValueError, TypeError) as error:
-        assert str(error).endswith(".") and "\n" not in str(error), error
-        assert any(name in str(error) for name in ("q", "k", "v", "mask", "bias", "norm", "value_net", "dropout"))
-    else:
-        assert out.shape[:3] == q.shape[:3] and out.isfinite().all()
+@st.composite
+def valid_calls(draw):
+    """Arguments of a call that works."""
+    batch, heads, queries, keys, qk_width = (draw(SIZE) for _ in range(5))
+    value_net = draw(st.sampled_from(["linear", "relu", "swiglu", "tanh"]))
+    v_width = 2 * draw(SIZE) if value_net == "swiglu" else draw(SIZE)
+    dtype = draw(st.sampled_from([torch.float32, torch.float64]))
+
+    def broadcast(*shape):
+        kept = [draw(st.sampled_from([1, size])) for size in shape]
+        return torch.ones(kept[draw(st.integers(0, len(kept))) :])
+
+    call = {
+        "q": torch.ones(batch, heads, queries, qk_width, dtype=dtype),
+        "k": torch.ones(batch, heads, keys, qk_width, dtype=dtype),
+        "v": torch.ones(batch, heads, keys, v_width, dtype=dtype),
+        "norm": draw(st.sampled_from(["softmax", "none", "rms_head", "layer_head"])),
+        "value_net": value_net,
+        "pooling": draw(st.sampled_from(["sum", "mean", "max"])),
+        "backend": draw(st.sampled_from(["auto", "reference", "chunked"])),
+        "dropout": draw(st.sampled_from([0.0, 0.3])),
+        "dropout_seed": draw(st.none() | st.integers(0, 2**63 - 1)),
+        "causal": draw(st.booleans()),
+    }
+    if draw(st.booleans()):
+        call["mask"] = broadcast(batch, 1, queries, keys).to(draw(st.sampled_from([torch.bool, dtype])))
+    if draw(st.booleans()):
+        call["bias"] = broadcast(batch, heads, queries, keys).to(dtype)
+    if draw(st.booleans()):
+        call["relative_bias"] = torch.ones(heads, queries + keys - 1, dtype=dtype)
+    return call
+
+
+BREAKS = {
+    "q": lambda draw, call: draw(NOT_TENSORS | WRONG_SHAPE.filter(lambda s: len(s) != 4).map(torch.ones)),
+    "k": lambda draw, call: draw(NOT_TENSORS | WRONG_SHAPE.map(lambda s: torch.ones(s, dtype=call["q"].dtype))),
+    "v": lambda draw, call: draw(
+        st.sampled_from([3, "v"]) | WRONG_SHAPE.map(lambda s: torch.ones(s, dtype=call["q"].dtype))
+    ),
+    "mask": lambda draw, call: draw(
+        st.sampled_from([3, "m", torch.ones(1).long(), torch.ones(1).half()])
+        | WRONG_SHAPE.map(lambda s: torch.ones(s).bool())
+    ),
+    "bias": lambda draw, call: draw(
+        st.sampled_from([3, torch.ones(1).long()]) | WRONG_SHAPE.map(lambda s: torch.ones(s, dtype=call["q"].dtype))
+    ),
+    "relative_bias": lambda draw, call: draw(
+        st.sampled_from([3, torch.ones(1).long(), torch.ones(1, 0, dtype=call["q"].dtype)])
+    ),
+    "norm": lambda draw, call: draw(st.none() | st.text() | st.just(3)),
+    "value_net": lambda draw, call: draw(st.none() | st.text() | st.just(3)),
+    "pooling": lambda draw, call: draw(st.none() | st.text()),
+    "backend": lambda draw, call: draw(st.none() | st.text()),
+    "dropout": lambda draw, call: draw(st.sampled_from([-0.1, 1.0, 2, math.nan, math.inf, "x", None, True])),
+    "dropout_seed": lambda draw, call: draw(st.sampled_from([-1, 2**63, 0.5, "x", True])),
+    "causal": lambda draw, call: draw(st.sampled_from([0, 1, "yes", None])),
+    "scale": lambda draw, call: draw(st.sampled_from([math.nan, math.inf, "x", True])),
+    "query_offset": lambda draw, call: draw(st.sampled_from([0.5, "x", True])),
+}
+
+
+@settings(max_examples=150, deadline=None)
+@given(call=valid_calls())
+def test_valid_calls_work(call):
+    q, v = call["q"], call["v"]
+    out = hyper_attention(**call)
+    assert out.shape == (*q.shape[:3], v.shape[3] // 2 if call["value_net"] == "swiglu" else v.shape[3])
+    assert out.isfinite().all()
+
+
+@settings(max_examples=400, deadline=None)
+@given(call=valid_calls(), name=st.sampled_from(sorted(BREAKS)), data=st.data())
+def test_one_wrong_argument_is_named(call, name, data):
+    broken = {**call, name: BREAKS[name](data.draw, call)}
+    with pytest.raises((ValueError, TypeError)) as caught:
+        hyper_attention(broken.pop("q"), broken.pop("k"), broken.pop("v"), **broken)
+    message = str(caught.value)
+    # A wrong q may show first as a k that does not match it.
+    names = {"q": ("q", "k")}.get(name, (name,))
+    assert message.split()[0] in names and message.endswith(".") and "\n" not in message, message
 
 
 def test_codes_and_recurrent_form_complain_too():
     q, k = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4)
     with pytest.raises(ValueError, match="norm must be one of"):
         attention_codes(q, k, norm="x")
-    with pytest.raises(ValueError, match="same batch, heads and length"):
+    with pytest.raises(ValueError, match="k must have q's length 5, got 7"):
         linear_attention_recurrent(q, k, k)
-    with pytest.raises(ValueError, match=r"state must have shape \(batch, heads, Dk, Dv\) = \(2, 3, 4, 4\)"):
+    with pytest.raises(ValueError, match=r"of shape \(batch, heads, Dk, Dv\) = \(2, 3, 4, 4\)"):
         linear_attention_recurrent(q, q, q, state=torch.zeros(1))
+    with pytest.raises(TypeError, match="v must have q's dtype"):
+        linear_attention_recurrent(q, q, q.double())
+    with pytest.raises(ValueError, match="q must have 4 axes"):
+        linear_attention_recurrent(q[0], q[0], q[0])
+    with pytest.raises(ValueError, match="scale must be a finite number"):
+        linear_attention_recurrent(q, q, q, scale=math.nan)
+    with pytest.raises(ValueError, match="chunk must be an integer, at least 1, got '2'"):
+        linear_attention_recurrent(q, q, q, chunk="2")

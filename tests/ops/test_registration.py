@@ -82,3 +82,36 @@ def test_chunked_needs_a_tenth_of_the_memory_at_4096():
 
 def test_the_dropout_mask_is_an_op_too():
     torch.library.opcheck(torch.ops.headcode.dropout_keep_mask, (0.3, 7, 3, 5, 2), {"device": torch.device("cpu")})
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+def test_every_size_may_be_dynamic(backend):
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda q, k, v, scale: hyper_attention(q, k, v, scale=scale, backend=backend),
+        backend="aot_eager",
+        fullgraph=True,
+        dynamic=True,
+    )
+    for batch, heads, queries, keys, width, scale in [
+        (2, 3, 5, 7, 4, None),
+        (3, 2, 7, 5, 6, 0.5),
+        (1, 5, 2, 3, 2, 0.6),
+    ]:
+        q, k, v = (torch.randn(batch, heads, n, width) for n in (queries, keys, keys))
+        torch.testing.assert_close(compiled(q, k, v, scale), hyper_attention(q, k, v, scale=scale, backend=backend))
+
+
+def test_other_derivatives_are_right_or_refused():
+    q, k, v = (torch.randn(1, 2, 3, 2, dtype=torch.float64) for _ in range(3))
+    tangent = torch.randn_like(q)
+    _, exact = torch.func.jvp(lambda q: hyper_attention(q, k, v, backend="reference"), (q,), (tangent,))
+    _, auto = torch.func.jvp(lambda q: hyper_attention(q, k, v), (q,), (tangent,))
+    torch.testing.assert_close(auto, exact)
+    assert exact.abs().max() > 0
+    with pytest.raises(ValueError, match="no forward-mode derivative; use backend='reference'"):
+        torch.func.jvp(lambda q: hyper_attention(q, k, v, backend="chunked"), (q,), (tangent,))
+    q.requires_grad_()
+    (grad,) = torch.autograd.grad(hyper_attention(q, k, v, backend="chunked").sin().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative; use backend='reference'"):
+        grad.sum().backward()
