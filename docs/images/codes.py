@@ -1,7 +1,7 @@
 """Makes the numbers and figures of docs/codes.md from trained runs: python docs/images/codes.py RUNS [part …]
 
 RUNS has the run folders that docs/codes.md names; tables go to docs/results/codes, figures to docs/images/codes-*.
-Parts: decode, patch, maps, likeness, training, ablate, figures; all unless given.
+Parts: decode, patch, maps, training, ablate, figures, table; all unless given.
 """
 
 import json
@@ -32,15 +32,14 @@ SRAVEN, PERMUTED, LOGIC = "sraven-2", "sraven-2p", "logic"
 # name of the result -> (family of runs, what the decoder sees)
 DECODINGS = {
     "sraven": (SRAVEN, {"keys": "self"}),
-    "sraven-all-keys": (SRAVEN, {"keys": "all"}),
-    "permuted": (PERMUTED, {"keys": "self"}),
-    "permuted-all-keys": (PERMUTED, {"keys": "all"}),
     "logic-fixed-context": (LOGIC, {"keys": "self", "inputs": "fixed_context"}),
     "logic-fixed-query": (LOGIC, {"keys": "self", "inputs": "fixed_query"}),
-    "logic-uniform": (LOGIC, {"keys": "self", "inputs": "uniform"}),
+    "permuted": (PERMUTED, {"keys": "self"}),
+    "sraven-all-keys": (SRAVEN, {"keys": "all"}),
     "logic-fixed-context-all-keys": (LOGIC, {"keys": "all", "inputs": "fixed_context"}),
 }
 SIZE = 2048
+PATCH_SIZES = {SRAVEN: 4096, LOGIC: 2048}
 
 
 def runs_of(root, family):
@@ -62,16 +61,14 @@ def make_decodings(root):
 
 
 def make_patches(root):
-    for family in (SRAVEN, PERMUTED, LOGIC):
+    for family, keys in ((SRAVEN, "all"), (LOGIC, "all"), (SRAVEN, "self")):
         for method, path in runs_of(root, family).items():
-            for keys in ("all", "self"):
-                target = f"patch-{family}-{keys}-{method}"
-                if not (RESULTS / f"{target}.json").is_file():
-                    size = 2048 if family == LOGIC else 8192
-                    rows = patch(path, size=size, keys=keys, split="compositional")
-                    card = {**open_run(path).facts(), "what": "patching", "split": "compositional", "size": size}
-                    write_decoding({"card": card, "rows": rows}, RESULTS, target)
-                    print(target, flush=True)
+            target = f"patch-{family}-{keys}-{method}"
+            if not (RESULTS / f"{target}.json").is_file():
+                rows = patch(path, size=PATCH_SIZES[family], keys=keys, split="compositional")
+                card = {**open_run(path).facts(), "what": "patching", "split": "compositional"}
+                write_decoding({"card": {**card, "size": PATCH_SIZES[family]}, "rows": rows}, RESULTS, target)
+                print(target, flush=True)
 
 
 def make_maps(root):

@@ -92,7 +92,7 @@ def code_map(maps: Mapping[str, str | Path], stem: str | Path, colour: str = "ru
         handles, labels = axes[0, 0].get_legend_handles_labels()
         if handles:
             place = "outside right center" if len(found) == 1 else "outside lower center"
-            columns = 1 if len(found) == 1 else 8
+            columns = 1 if len(found) == 1 else min(len(handles), 12)
             figure.legend(handles, labels, loc=place, ncols=columns, markerscale=2, handletextpad=0.1, columnspacing=1)
         return save(figure, stem)
 
@@ -118,17 +118,15 @@ def rule_likeness(files: Mapping[str, str | Path], stem: str | Path, kind: str =
 def along_training(files: Mapping[str, str | Path], stem: str | Path) -> list[Path]:
     """Decodability and solved share along training; the path of each rule's mean code (of the first file)."""
     found = {name: open_arrays(path) for name, path in files.items()}
-    with canvas(PAGE_WIDTH, 2.5, 1, 2) as (figure, (left, right)):
+    with canvas(PAGE_WIDTH, 2.8, 1, 2) as (figure, (left, right)):
         for index, (name, arrays) in enumerate(found.items()):
             rows = arrays.card["rows"]
             steps = [row["step"] for row in rows]
             colour = METHOD_COLOURS.get(arrays.card["method"], PALETTE[index])
-            left.plot(
-                steps, [row["macro_f1"] for row in rows], marker="o", color=colour, label=f"{name}: F1 of the codes"
-            )
-            left.plot(steps, [row["solved"] for row in rows], ls="--", color=colour, label=f"{name}: share solved")
+            left.plot(steps, [row["macro_f1"] for row in rows], marker="o", color=colour, label=f"{name}, F1")
+            left.plot(steps, [row["solved"] for row in rows], ls="--", color=colour, label=f"{name}, solved")
         left.set(xlabel="training step", ylabel="held-out compositions", ylim=(0, 1))
-        left.legend(loc="upper left")
+        left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=len(found))
         first = next(iter(found.values()))
         means, classes = np.asarray(first["means"]), np.asarray(first["classes"])
         for index, value in enumerate(classes):
