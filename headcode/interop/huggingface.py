@@ -152,6 +152,8 @@ def load_pretrained(name: str | Path, *, tokenizer: bool = True) -> tuple[nn.Mod
     Only safetensors weights are read: a folder that has nothing but pickled ones is refused, and code that comes with
     a model is never run. A folder needs no network, and HF_HUB_OFFLINE=1 keeps to the local cache.
     """
+    from safetensors import SafetensorError
+
     transformers = _transformers()
     folder = Path(name).expanduser()
     local = folder.is_dir()
@@ -169,7 +171,7 @@ def load_pretrained(name: str | Path, *, tokenizer: bool = True) -> tuple[nn.Mod
             source, config=config, attn_implementation="eager", use_safetensors=True, dtype=torch.float32, **options
         )
         words = transformers.AutoTokenizer.from_pretrained(source, **options) if tokenizer else None
-    except (OSError, KeyError) as error:
+    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
         first = " ".join(str(error).split())[:300]
         raise ValueError(f"{name} could not be loaded: {first}") from None
     except ValueError as error:

@@ -129,7 +129,10 @@ def test_what_cannot_be_read_is_named(tmp_path):
     assert "has no self_attn.v_proj" in reading.unreadable[0]
 
 
-def test_bad_models_are_sentences(tmp_path):
+def test_bad_models_are_sentences(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ValueError, match="some/unknown-model could not be loaded"):
+        read_model("some/unknown-model", [1])
     folder = save_random("gpt2", tmp_path / "gpt2")
     with pytest.raises(ValueError, match="layers 0 to 1; there is no layer 2"):
         read_model(folder, [1, 2], layers=[2])
@@ -147,6 +150,8 @@ def test_bad_models_are_sentences(tmp_path):
     with pytest.raises(ValueError, match="only pickled weights"):
         read_model(folder, [1])
     (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match="could not be loaded"):
+        read_model(folder, [1])
     (folder / "config.json").write_text(json.dumps({"model_type": "t5"}))
     with pytest.raises(ValueError, match="cannot read the architecture 't5'"):
         read_model(folder, [1])
