@@ -28,6 +28,9 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point. A user's mistake ends with exit code 2 and one sentence, never a traceback."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without our characters shows "?", not an error
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_overview())
         return

@@ -47,8 +47,8 @@ class Command:
             rebuilt = contributions.sum(2) + layer.output_proj.bias
         error = (rebuilt - output).abs().max().item()
         self._tell(codes, contributions, error)
-        arrays = (t.numpy() for t in (codes, networks.weights[0], contributions, output))
-        path = draw(*arrays, self.method, self.out)
+        shown = (codes.numpy(), networks.weights[0].numpy(), contributions.numpy(), output.numpy())
+        path = draw(*shown, self.method, self.out)
         print(f"\nPicture: {path}")
         print("Next: headcode info --help, and `from headcode import HyperAttention` in your own model.")
 

@@ -37,12 +37,17 @@ class Command(TaskOptions):
         for path in self.out:
             if path.suffix.lower() not in (".png", ".svg"):
                 raise ValueError(f"A picture's name ends in .png or .svg, got {path.name!r}.")
+        if self.variables is not None:
+            if not isinstance(task, FuzzyLogic):
+                raise ValueError("--variables is for fuzzy logic: headcode puzzle logic --variables 1 3.")
+            if len(set(self.variables)) < 2 or not set(self.variables) <= set(range(1, task.num_variables + 1)):
+                raise ValueError(
+                    f"--variables are two different ones of 1..{task.num_variables}, got {self.variables}."
+                )
         from rich.console import Console
 
         with Console(stderr=True).status("making it (the very first time compiles, some seconds)"):
             batch = task.instances(self.split, [self.instance])
-            if isinstance(task, SRaven):
-                oracle.solve(batch.info["puzzles"], task.num_values, task.permute, task.rule_ids)
         if isinstance(task, SRaven):
             self._show_puzzle(task, batch)
         elif isinstance(task, FuzzyLogic):
@@ -51,8 +56,24 @@ class Command(TaskOptions):
     def _show_puzzle(self, task: SRaven, batch: Batch) -> None:
         puzzle = batch.info["puzzles"][0].numpy()
         print(render.puzzle_text(puzzle, self.answer, colour=sys.stdout.isatty()))
-        prior = task.compositions[task.split_compositions[self.split]]
-        solutions = oracle.solve(puzzle[None], task.num_values, task.permute, task.rule_ids, prior)
+        caption = "In each column the attributes may have swapped roles." if task.permute else None
+        for path in self.out:
+            figure = render.draw_puzzle(puzzle, task.num_values, self.answer, self._title("SRAVEN"), caption)
+            print(f"wrote {render.save(figure, path)}")
+        if self.answer:
+            rules = batch.info["token_rules"][0, -task.num_features :].tolist()
+            print("answer:       " + " ".join(map(str, puzzle[-1, -1].tolist())))
+            print("rules:        " + ", ".join(RULE_NAMES[rule] for rule in rules))
+            for column, permutation in enumerate(batch.info["permutations"][0].tolist()):
+                print(f"column {column + 1}:     features {' '.join(str(feature + 1) for feature in permutation)}")
+        self._tell_solutions(task, puzzle)
+
+    def _tell_solutions(self, task: SRaven, puzzle: np.ndarray) -> None:
+        try:
+            solutions = oracle.solve_split(task, self.split, puzzle[None])
+        except ValueError as reason:
+            print(f"Not solved exactly: {reason}")
+            return
         answers, probabilities = solutions.answers[0], solutions.probabilities[0]
         if len(answers) == 1:
             print("The visible panels allow exactly one answer.")
@@ -61,18 +82,9 @@ class Command(TaskOptions):
                 f"The visible panels allow {len(answers)} answers; the best guess is right with {probabilities[0]:.1%}."
             )
         if self.answer:
-            rules = batch.info["token_rules"][0, -task.num_features :].tolist()
-            print("answer:       " + " ".join(map(str, puzzle[-1, -1].tolist())))
-            print("rules:        " + ", ".join(RULE_NAMES[rule] for rule in rules))
-            for column, permutation in enumerate(batch.info["permutations"][0].tolist()):
-                print(f"column {column + 1}:     features {' '.join(str(feature + 1) for feature in permutation)}")
             print(f"explanations: {solutions.explanations[0]}")
             for found, probability in zip(answers.tolist(), probabilities.tolist(), strict=True):
                 print(f"  {' '.join(map(str, found))}  with probability {probability:.4f}")
-        caption = "In each column the attributes may have swapped roles." if task.permute else None
-        for path in self.out:
-            figure = render.draw_puzzle(puzzle, task.num_values, self.answer, self._title("SRAVEN"), caption)
-            print(f"wrote {render.save(figure, path)}")
 
     def _show_function(self, task: FuzzyLogic, batch: Batch) -> None:
         terms, targets = batch.info["terms"][0].numpy(), batch.info["targets"][0].numpy()

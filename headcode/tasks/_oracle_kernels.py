@@ -5,6 +5,9 @@ import numpy as np
 from headcode.jit import njit
 from headcode.tasks._sraven_kernels import DISTRIBUTE, STEPS, SUM, wrap
 
+# The search of one puzzle ends with an error after this many steps, some seconds, and not never.
+MAX_STEPS = 100_000_000
+
 
 @njit()
 def expected_value(cells, row, rule, num_values):  # type: ignore[no-untyped-def]
@@ -111,7 +114,8 @@ def cover(starts, chains, chain_rules, next_state, weights, paths, keep_paths, c
     """Walks through all ways to give every position of the last column a candidate without using a position twice.
 
     next_state (state, rule) counts rules: a state is a multiset of the rules chosen so far, and weights (state,) is the
-    probability of one explanation with that multiset, 0 where the prior excludes it. Gives the number of explanations,
+    probability of one explanation with that multiset, 0 where the prior excludes it (it still counts, and so does its
+    answer: what the cells support does not depend on the prior). Gives the number of explanations,
     the best one's weight and candidates, the answers (answer, position) with their masses (answer, 1), their number,
     and with keep_paths the candidates of every explanation.
     """
@@ -127,7 +131,13 @@ def cover(starts, chains, chain_rules, next_state, weights, paths, keep_paths, c
     latest = 0
     depth = 0
     choice[0] = starts[0] - 1
+    steps = 0
     while depth >= 0:
+        steps += 1
+        if steps > MAX_STEPS:
+            raise ValueError(
+                "A puzzle has too many explanations to search them all; use fewer features or more values."
+            )
         current = choice[depth]
         if current >= starts[depth]:
             for column in range(grid):
@@ -153,8 +163,6 @@ def cover(starts, chains, chain_rules, next_state, weights, paths, keep_paths, c
             choice[depth] = starts[depth] - 1
             continue
         weight = weights[states[num_features]]
-        if weight == 0.0:
-            continue
         if keep_paths:
             if explanations == len(paths):
                 paths = grown(paths, 2 * len(paths))
@@ -241,7 +249,7 @@ def solve(puzzles, rules, permuted, num_values, next_state, weights):  # type: i
                 place -= 1
         for index in range(count):
             all_answers[total + index] = answers[order[index]]
-            all_probabilities[total + index, 0] = masses[order[index], 0] / mass
+            all_probabilities[total + index, 0] = masses[order[index], 0] / mass if mass > 0.0 else 0.0
         total += count
         offsets[n + 1] = total
     return offsets, all_answers[:total].copy(), all_probabilities[:total, 0].copy(), explanations, best_rules

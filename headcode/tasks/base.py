@@ -106,10 +106,7 @@ class Task(Config):
 
     def instances(self, split: str, numbers: Sequence[int] | np.ndarray | Tensor) -> Batch:
         """The instances with these numbers, in this order."""
-        array = np.asarray(numbers)
-        if array.ndim != 1 or array.dtype.kind not in "iu" or (len(array) and (array < 0).any()):
-            raise ValueError("Instance numbers are a list of whole numbers from 0 on.")
-        return self._make(self._checked_split(split), array.astype(np.int64))
+        return self._make(self._checked_split(split), check_instances(numbers))
 
     def fingerprint(self, split: str, count: int, start: int = 0, chunk: int = 4096) -> str:
         """SHA-256 of the configuration, the generator's version and the bytes of `count` instances."""
@@ -123,13 +120,15 @@ class Task(Config):
         split = self._checked_split(split)
         if not _is_integer(start) or not _is_integer(count) or start < 0 or count < 1:
             raise ValueError(f"A stretch of instances starts at 0 or later and has 1 or more, got {start} and {count}.")
+        if start + count > MAX_INSTANCE:
+            raise ValueError(f"Instance numbers end below 2**63-1; {count} from {start} on lie beyond.")
         return {
             "task": self.name,
             "generator_version": self.version,
             "config": self.to_dict(),
             "split": split,
-            "start": start,
-            "count": count,
+            "start": int(start),
+            "count": int(count),
         }
 
     def score(self, prediction: Tensor, batch: Batch) -> dict[str, float]:
@@ -151,6 +150,16 @@ class Task(Config):
             known = ", ".join(map(repr, self.splits))
             raise ValueError(f"This {type(self).__name__} has no split {split!r}; its splits are {known}.")
         return split
+
+
+def check_instances(numbers: Sequence[int] | np.ndarray | Tensor) -> np.ndarray:
+    """Instance numbers as int64, or one clear sentence."""
+    array = np.asarray(numbers)
+    if array.size == 0 and array.ndim == 1:
+        return np.empty(0, dtype=np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= MAX_INSTANCE:
+        raise ValueError("Instance numbers are a list of whole numbers from 0 on, below 2**63-1.")
+    return array.astype(np.int64)
 
 
 def instance_bytes(batch: Batch) -> bytes:

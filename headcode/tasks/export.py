@@ -5,6 +5,7 @@ the generator, the split, the range of instances, and `sha256`: the hash of all 
 `task.fingerprint(split, count, start)` gives the same hash from nothing but the configuration.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -61,7 +62,10 @@ def export(
     card = {**task.identity(split, count, start), "seed": task.seed, "headcode": __version__, "format": format}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.part")
+    for target in (path, card_path(path)):
+        if target.is_dir():
+            raise ValueError(f"{target} is a folder; give the file another name.")
+    draft, card_draft = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.card.json")
     digest = hashlib.sha256(json.dumps(task.identity(split, count, start), sort_keys=True).encode())
     names: list[str] = []
 
@@ -86,14 +90,14 @@ def export(
         card["columns"] = {name: COLUMNS[name] for name in names}
         card["sha256"] = digest.hexdigest()
         writer.close(card)
+        card_draft.write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
         draft.replace(path)
+        card_draft.replace(card_path(path))
     except BaseException:
         writer.abandon()
         draft.unlink(missing_ok=True)
+        card_draft.unlink(missing_ok=True)
         raise
-    card_draft = path.with_name(f".{path.name}.card.json")
-    card_draft.write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
-    card_draft.replace(card_path(path))
     return card
 
 
@@ -120,8 +124,7 @@ def columns(task: Task, batch: Batch) -> dict[str, np.ndarray]:
 
 def _oracle_columns(task: SRaven, split: str, batch: Batch) -> dict[str, Any]:
     puzzles = batch.info["puzzles"].numpy()
-    prior = task.compositions[task.split_compositions[split]]
-    solutions = oracle.solve(puzzles, task.num_values, task.permute, task.rule_ids, prior)
+    solutions = oracle.solve_split(task, split, puzzles)
     return {
         "num_answers": solutions.num_answers,
         "answer_probability": solutions.probability_of(puzzles[:, -1, -1]),
@@ -161,10 +164,13 @@ class _Jsonl:
         self.file.close()
 
     def abandon(self) -> None:
-        self.file.close()
+        with contextlib.suppress(OSError):  # a full disk refuses the last bytes too
+            self.file.close()
 
 
 class _Npz:
+    """All instances are in memory until the end; Parquet and JSONL stream."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.tables: list[dict[str, Any]] = []
@@ -176,7 +182,7 @@ class _Npz:
         arrays = {name: np.concatenate([table[name] for table in self.tables]) for name in self.tables[0]}
         card["columns"] = {name: COLUMNS[name] for name in arrays}  # ragged columns do not fit into arrays
         with self.path.open("wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **{**arrays, "card": np.array(json.dumps(card))})
+            np.savez_compressed(file, **{**arrays, "card": np.array(json.dumps(card))})  # type: ignore[arg-type]
 
     def abandon(self) -> None:
         self.tables.clear()
@@ -217,7 +223,8 @@ class _Parquet:
 
     def abandon(self) -> None:
         if self.writer is not None:
-            self.writer.close()
+            with contextlib.suppress(OSError):
+                self.writer.close()
 
 
 _WRITERS: dict[str, type[_Writer]] = {"parquet": _Parquet, "jsonl": _Jsonl, "npz": _Npz, "text": _Jsonl}

@@ -176,6 +176,8 @@ class FuzzyLogic(Task):
                 "evaluate takes terms (…, term, variable) and inputs (…, point, variable) with the same variables, "
                 f"got shapes {tuple(terms.shape)} and {tuple(inputs.shape)}."
             )
+        if 0 in terms.shape[-2:]:
+            raise ValueError(f"evaluate needs at least one term and one variable, got terms {tuple(terms.shape)}.")
         negated = 1 - inputs
         value = None
         # One operation at a time in a fixed order, so that every machine rounds alike.
@@ -224,7 +226,10 @@ class FuzzyLogic(Task):
         return Batch(torch.from_numpy(x), torch.from_numpy(targets[:, -1:].copy()), info)
 
     def score(self, prediction: Tensor, batch: Batch) -> dict[str, float]:
-        """Sums for `r2`: per sequence 1 - squared error / variance of that sequence's targets, and for `pooled_r2`."""
+        """Sums for `r2`: per sequence 1 - squared error / variance of that sequence's targets, and for `pooled_r2`.
+
+        A sequence whose targets are all equal has no variance to explain: it is left out of `r2` and counted.
+        """
         if prediction.numel() != batch.y.numel():
             raise ValueError(
                 f"score takes one prediction per sequence, {len(batch.y)} here, got shape {tuple(prediction.shape)}."
@@ -232,9 +237,11 @@ class FuzzyLogic(Task):
         y = batch.y.cpu().double()
         error = (prediction.detach().cpu().double().reshape(y.shape) - y).square()  # (B, 1)
         variance = batch.info["targets"].cpu().double().var(dim=1, correction=0).unsqueeze(1)
+        varied = variance > 0
         return {
             "count": float(len(y)),
-            "r2": (1 - error / variance).sum().item(),
+            "constant": float((~varied).sum()),
+            "r2": (1 - error[varied] / variance[varied]).sum().item(),
             "squared_error": error.sum().item(),
             "target": y.sum().item(),
             "target_squared": y.square().sum().item(),
@@ -245,7 +252,7 @@ class FuzzyLogic(Task):
         count = sums["count"]
         spread = sums["target_squared"] - sums["target"] ** 2 / count
         return {
-            "r2": sums["r2"] / count,
+            "r2": sums["r2"] / varied if (varied := count - sums["constant"]) else math.nan,
             "pooled_r2": 1 - sums["squared_error"] / spread if spread > 0 else math.nan,
             "mse": sums["squared_error"] / count,
         }

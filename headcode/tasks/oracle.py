@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from headcode.tasks.sraven import DISTRIBUTE, check_rules
+from headcode.tasks.sraven import DISTRIBUTE, SRaven, check_rules
 
 MAX_CHAINS = 1_000_000
 
@@ -47,21 +47,22 @@ class Solutions:
     flat_answers: np.ndarray
     """(answer, position): all answers of all puzzles, each puzzle's most probable first (ties in ascending order)."""
     flat_probabilities: np.ndarray
-    """(answer,): the posterior of each."""
+    """(answer,): the posterior of each, 0 for one that only compositions outside the prior explain."""
     explanations: np.ndarray
-    """(N,): number of (matching, rules) that fit the visible cells and that the prior allows."""
+    """(N,): number of (matching, rules) that fit the visible cells, whatever the prior."""
     rules: np.ndarray
-    """(N, position): the rules of the most probable explanation, by position in the last column."""
+    """(N, position): the rules of the most probable explanation, by position in the last column; -1 if the prior
+    allows none."""
 
     @functools.cached_property
     def answers(self) -> list[np.ndarray]:
         """Per puzzle the distinct answers, (n, position), most probable first."""
-        return np.split(self.flat_answers, self.offsets[1:-1])
+        return np.split(self.flat_answers, self.offsets[1:-1]) if len(self.explanations) else []
 
     @functools.cached_property
     def probabilities(self) -> list[np.ndarray]:
         """Per puzzle the posterior of each answer, (n,)."""
-        return np.split(self.flat_probabilities, self.offsets[1:-1])
+        return np.split(self.flat_probabilities, self.offsets[1:-1]) if len(self.explanations) else []
 
     @property
     def num_answers(self) -> np.ndarray:
@@ -113,8 +114,14 @@ class Solutions:
         return self._hits(answers, self.flat_probabilities)
 
     def _hits(self, answers: np.ndarray, values: np.ndarray) -> np.ndarray:
+        answers = np.asarray(answers)
+        if answers.shape != (len(self.explanations), self.flat_answers.shape[1]):
+            raise ValueError(
+                f"answers must have shape {(len(self.explanations), self.flat_answers.shape[1])} (puzzle, position), "
+                f"got {answers.shape}."
+            )
         owner = np.repeat(np.arange(len(self.explanations)), self.num_answers)
-        hit = (self.flat_answers == np.asarray(answers)[owner]).all(axis=1)
+        hit = (self.flat_answers == answers[owner]).all(axis=1)
         return np.bincount(owner[hit], weights=values[hit], minlength=len(self.explanations))
 
 
@@ -152,6 +159,17 @@ def solve(
     return Solutions(*kernels.solve(cells, np.array(rule_ids), permuted, num_values, states, weights))
 
 
+def solve_split(task: SRaven, split: str, puzzles: np.ndarray | Tensor) -> Solutions:
+    """`solve` with all that a task tells of the puzzles of a split: its sizes, its rules, its compositions."""
+    if split == "train" and task.aligned != 0.0:
+        raise ValueError(
+            "Aligned training puzzles do not match their columns uniformly, so their posteriors would be wrong; "
+            "ask about another split, or use aligned=0."
+        )
+    prior = task.compositions[task.split_compositions[split]]
+    return solve(puzzles, task.num_values, task.permute, task.rule_ids, prior)
+
+
 def explain(
     puzzle: np.ndarray | Tensor,
     num_values: int = 8,
@@ -182,7 +200,7 @@ def explain(
         masses.append(weights[state])
     total = math.fsum(masses)
     found = [
-        Explanation(chains[path].T.copy(), chain_rules[path], answers[path], float(mass / total))
+        Explanation(chains[path].T.copy(), chain_rules[path], answers[path], float(mass / total) if total else 0.0)
         for path, mass in zip(paths[:count], masses, strict=True)
     ]
     return sorted(found, key=lambda explanation: -explanation.probability)
@@ -213,14 +231,17 @@ def _checked(
             f"{cells.shape[3]} features on a grid of {cells.shape[1]} have more than {MAX_CHAINS:,} chains, "
             "too many to search: use fewer features, or permuted=False."
         )
-    return cells, check_rules(None if rules is None else tuple(map(int, rules)), num_values, cells.shape[1])
+    return cells, check_rules(None if rules is None else tuple(rules), num_values, cells.shape[1])
 
 
 def _as_tuples(compositions: np.ndarray | None) -> tuple[tuple[int, ...], ...] | None:
     """Hashable, and without regard to the order of a multiset's rules."""
     if compositions is None:
         return None
-    return tuple(sorted({tuple(sorted(int(rule) for rule in multiset)) for multiset in np.asarray(compositions)}))
+    array = np.asarray(compositions)
+    if array.ndim != 2 or len(array) == 0 or array.dtype.kind not in "iu":
+        raise ValueError(f"compositions must be whole numbers (composition, feature), at least one, got {array.shape}.")
+    return tuple(sorted({tuple(sorted(int(rule) for rule in multiset)) for multiset in array}))
 
 
 @functools.lru_cache(maxsize=64)

@@ -273,7 +273,8 @@ def puzzle_text(puzzle: np.ndarray, show_answer: bool = False, colour: bool = Fa
     """
     cells = np.asarray(puzzle)
     grid = len(cells)
-    width = len(str(int(cells.reshape(-1, cells.shape[2])[:-1].max())))
+    shown = cells.reshape(-1, cells.shape[2])
+    width = len(str(int((shown if show_answer else shown[:-1]).max())))
 
     def word(value: Any) -> str:
         text = f"{value:>{width}}"

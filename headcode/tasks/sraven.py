@@ -30,7 +30,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headcode.tasks.base import MAX_COMPOSITIONS, Batch, Task, check_share, divide, whole_share
+from headcode.tasks.base import (
+    MAX_COMPOSITIONS,
+    Batch,
+    Task,
+    check_instances,
+    check_share,
+    divide,
+    whole_share,
+)
 
 RULE_NAMES = ("constant", "+1", "+2", "-1", "-2", "sum", "difference", "distribute")
 DISTRIBUTE = 7
@@ -86,6 +94,8 @@ class SRaven(Task):
         check_share("held_out", self.held_out)
         for share in (knot[-1] for knot in self._aligned_knots()):
             check_share("aligned", share)
+        if self.aligned != 0.0 and not self.permute:
+            raise ValueError("aligned says how columns share a permutation, and permute=False has none: use aligned=0.")
         if (count := math.comb(self.num_features + len(self.rule_ids) - 1, self.num_features)) > MAX_COMPOSITIONS:
             raise ValueError(f"There are {count:,} rule multisets, more than {MAX_COMPOSITIONS:,}: use fewer features.")
         _ = self.split_compositions  # a division that cannot be made is said here, not at the first sample
@@ -157,8 +167,9 @@ class SRaven(Task):
 
         cells = np.ascontiguousarray(puzzles)
         shape = (self.grid, self.grid, self.num_features)
-        if cells.ndim != 4 or cells.shape[1:] != shape:
-            raise ValueError(f"This task's puzzles have shape (N, {', '.join(map(str, shape))}), got {cells.shape}.")
+        if cells.ndim != 4 or cells.shape[1:] != shape or cells.dtype.kind not in "iu":
+            expected = f"(N, {', '.join(map(str, shape))})"
+            raise ValueError(f"This task's puzzles are whole numbers {expected}, got {cells.dtype} {cells.shape}.")
         visible = cells.reshape(len(cells), -1, self.num_features)[:, :-1]
         if visible.size and not (visible.min() >= 0 and visible.max() < self.num_values):
             raise ValueError(f"The visible cells must lie in 0..{self.num_values - 1}.")
@@ -171,7 +182,7 @@ class SRaven(Task):
         from headcode.tasks import _sraven_kernels as kernels
 
         ids, multisets, bounds = self._recipes[self._checked_split(split)]
-        numbers = np.asarray(numbers, dtype=np.int64)
+        numbers = check_instances(numbers)
         integers = self._stream(split).integers(numbers, bounds)
         aligned = np.full(len(numbers), not self.permute)
         if self.permute and split == "train" and self.aligned != 0.0:
@@ -258,6 +269,8 @@ class SRaven(Task):
 def check_rules(rules: tuple[int, ...] | None, num_values: int, grid: int) -> tuple[int, ...]:
     """The rule ids in use, ascending, or one clear sentence."""
     everything = tuple(range(len(RULE_NAMES)))
+    if rules is not None and not all(isinstance(rule, (int, np.integer)) for rule in rules):
+        raise ValueError(f"rules must be whole numbers, got {tuple(rules)}.")
     if rules is not None and (not rules or len(set(rules)) != len(rules) or not set(rules) <= set(everything)):
         raise ValueError(f"rules must be distinct ids out of {everything}, at least one, got {tuple(rules)}.")
     chosen = everything if rules is None else tuple(sorted(rules))

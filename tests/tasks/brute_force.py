@@ -107,10 +107,11 @@ def solve(puzzle, num_values, rules, multisets, permuted=True):
             weight = prior.get(assignment, Fraction(0))
             for _, likelihood, _ in combination:
                 weight *= likelihood
+            # What fits counts, and its answer is supported, even if the prior thinks nothing of it.
+            answer = tuple(value for _, _, value in combination)
+            explanations += 1
+            mass[answer] = mass.get(answer, Fraction(0)) + weight
             if weight:
-                answer = tuple(value for _, _, value in combination)
-                explanations += 1
-                mass[answer] = mass.get(answer, Fraction(0)) + weight
                 weights[assignment] = max(weights.get(assignment, Fraction(0)), weight)
     total = sum(mass.values())
-    return {answer: value / total for answer, value in mass.items()}, explanations, weights
+    return {answer: value / total if total else value for answer, value in mass.items()}, explanations, weights

@@ -31,13 +31,14 @@ def compare(task, puzzles, compositions=None, permuted=True):
         assert all(abs(found[answer] - float(posterior[answer])) < 1e-12 for answer in posterior)
         assert solutions.explanations[n] == explanations
         assert solutions.unique[n] == (len(posterior) == 1)
-        if posterior:
+        if weights:
             assert list(found.values()) == sorted(found.values(), reverse=True)
             # Equal weights may be told in either order; the rules must have the largest one.
             best = weights[tuple(solutions.rules[n].tolist())]
             assert float(best) == pytest.approx(float(max(weights.values())), rel=1e-12)
         else:
             assert (solutions.rules[n] == -1).all()
+        if not posterior:
             assert (solutions.best[n] == -1).all()
 
 
@@ -175,16 +176,49 @@ def test_posteriors_are_calibrated_in_a_small_ambiguous_setting():
     assert solutions.ambiguous > 0.3
 
 
-def test_a_restricted_prior_removes_explanations_and_sums_to_one():
+@pytest.mark.parametrize("split", ["train", "compositional"])
+def test_the_prior_changes_probabilities_and_not_what_the_cells_support(split):
     task = SRaven(num_features=2)
-    puzzles = task.raw("train", np.arange(2000))["puzzles"]
-    everything = oracle.solve(puzzles)
-    own = oracle.solve(puzzles, compositions=task.compositions[task.split_compositions["train"]])
-    assert (own.explanations <= everything.explanations).all()
-    assert (own.explanations < everything.explanations).any()
-    assert (own.explanations > 0).all()
-    for probabilities in own.probabilities:
+    puzzles = task.raw(split, np.arange(2000))["puzzles"]
+    everything, own = oracle.solve(puzzles), oracle.solve_split(task, split, puzzles)
+    assert (own.explanations == everything.explanations).all()
+    assert (own.num_answers == everything.num_answers).all() and own.ambiguous == everything.ambiguous
+    excluded = 0
+    for mine, others, probabilities in zip(own.answers, everything.answers, own.probabilities, strict=True):
+        assert set(map(tuple, mine.tolist())) == set(map(tuple, others.tolist()))
         assert probabilities.sum() == pytest.approx(1, abs=1e-12)
+        excluded += (probabilities == 0).sum()
+    assert excluded > 0
+
+
+def test_aligned_training_puzzles_are_not_judged_by_a_wrong_prior():
+    task = SRaven(num_features=2, aligned=0.5)
+    puzzles = task.raw("train", np.arange(10))["puzzles"]
+    with pytest.raises(ValueError, match="Aligned training puzzles do not match their columns uniformly"):
+        oracle.solve_split(task, "train", puzzles)
+    assert oracle.solve_split(task, "iid", task.raw("iid", np.arange(10))["puzzles"]).explanations.all()
+
+
+def test_wrong_questions_are_refused():
+    puzzles = SRaven(num_features=2).raw("iid", np.arange(3))["puzzles"]
+    assert oracle.solve(puzzles[:0]).answers == []
+    for arguments, words in [
+        ({"compositions": np.empty((0, 2), int)}, "at least one"),
+        ({"compositions": np.array([1, 2])}, "(composition, feature)"),
+        ({"rules": (0.5, 1.9)}, "rules must be whole numbers"),
+    ]:
+        with pytest.raises(ValueError) as caught:
+            oracle.solve(puzzles, **arguments)
+        assert words in str(caught.value)
+    with pytest.raises(ValueError, match="answers must have shape"):
+        oracle.solve(puzzles).supports(np.zeros((3, 1)))
+
+
+@pytest.mark.slow
+def test_a_search_without_end_is_given_up():
+    zeros = np.zeros((1, 2, 2, 9), dtype=int)
+    with pytest.raises(ValueError, match="too many explanations"):
+        oracle.solve(zeros, num_values=2)
 
 
 def test_the_order_of_positions_does_not_matter():
