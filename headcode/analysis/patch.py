@@ -265,12 +265,23 @@ def _follow(run: OpenRun, pairs: dict[str, Any], outputs: Tensor) -> dict[str, A
         follows = (answers - pairs["donors"]).abs() < (answers - pairs["own"]).abs()
         stays, copies = ~follows, torch.zeros_like(follows)
     share, count = float(follows.double().mean()), len(answers)
-    half = 1.96 * (share * (1 - share) / count) ** 0.5
+    low, high = wilson_interval(share, count)
     return {
         "follows": share,
-        "follows_low": max(share - half, 0.0),
-        "follows_high": min(share + half, 1.0),
+        "follows_low": low,
+        "follows_high": high,
         "stays": float(stays.double().mean()),
         "copies": float(copies.double().mean()),
         "pairs": count,
     }
+
+
+def wilson_interval(share: float, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of `count` trials: sensible for few trials and for shares of 0 and 1.
+
+    >>> [round(bound, 3) for bound in wilson_interval(0.0, 49)]
+    [0.0, 0.073]
+    """
+    centre = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * (share * (1 - share) / count + z**2 / (4 * count**2)) ** 0.5
+    return min(max(centre - half, 0.0), share), max(min(centre + half, 1.0), share)
