@@ -65,6 +65,7 @@ def _joined(tensor, heads, width, padded):  # type: ignore[no-untyped-def]
 def pack_rows(target, tensor, b, first, last, heads, width, padded, scale):  # type: ignore[no-untyped-def]
     """Rows first … last-1 of batch entry b, times a scale."""
     source = array_at(tensor[0], target)
+    scale = target.dtype.type(scale)
     place = 0
     joined = _joined(tensor, heads, width, padded)
     for t in range(first, last):
@@ -86,6 +87,7 @@ def pack_rows(target, tensor, b, first, last, heads, width, padded, scale):  # t
 def unpack_rows(tensor, source, b, first, last, heads, width, padded, scale):  # type: ignore[no-untyped-def]
     """The other way, times a scale."""
     target = array_at(tensor[0], source)
+    scale = source.dtype.type(scale)
     place = 0
     joined = _joined(tensor, heads, width, padded)
     for t in range(first, last):

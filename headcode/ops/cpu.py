@@ -57,11 +57,15 @@ def unsupported(problem: Problem) -> str | None:
     return None
 
 
+_reasons: list[str | None] = []
+
+
 @torch.compiler.assume_constant_result
-@functools.cache
 def _why_no_kernels() -> str | None:
-    """Constant for torch.compile, which can trace neither a search for packages nor the environment."""
-    return why_disabled()
+    """Found out once; a constant for torch.compile, which can trace neither package searches nor the environment."""
+    if not _reasons:
+        _reasons.append(why_disabled())
+    return _reasons[0]
 
 
 def saved_shape(batch: int, heads: int, queries: int, norm: str) -> list[int]:
