@@ -24,8 +24,9 @@ class Command:
     """The run folder."""
     layers: Numbers = None
     """Layers, counted from 0; all unless given."""
-    keys: Annotated[tuple[str, ...], tyro.conf.arg(metavar="self|all|N …")] = ("self",)
-    """Whose codes the decoder sees: each answering token's to itself, to all keys, or to some positions."""
+    keys: Annotated[tuple[str, ...], tyro.conf.arg(metavar="self|all|N …", help_behavior_hint="(optional)")] = ()
+    """Whose codes count: each answering token's to itself (the default), to all keys (that of --patch), or to
+    some positions."""
     split: str = "compositional"
     """Where decoders are tested; they are fitted on fresh samples of the training compositions (iid)."""
     inputs: Literal["uniform", "fixed_context", "fixed_query"] | None = None
@@ -74,7 +75,7 @@ class Command:
             checkpoint=self.checkpoint,
             test_splits=(self.split,),
             layers=self.layers,
-            keys=parse_keys(self.keys),
+            keys=self._keys(),
             inputs=self._inputs(),
             fit_size=self.size,
             test_size=self.size,
@@ -95,7 +96,7 @@ class Command:
         from headcode.analysis.runs import open_run
         from headcode.report import figures
 
-        keys = parse_keys(self.keys)
+        keys = parse_keys(self.keys or ("all",))
         rows = patch(
             self.run_folder,
             checkpoint=self.checkpoint,
@@ -140,7 +141,7 @@ class Command:
 
         run = open_run(self.run_folder, self.checkpoint, inputs=self._inputs())
         layers = check_layers(self.layers, run.config.model.num_layers)
-        options: dict[str, Any] = {"size": self.size, "layers": layers, "keys": parse_keys(self.keys)}
+        options: dict[str, Any] = {"size": self.size, "layers": layers, "keys": self._keys()}
         rows, paths = [], []
         with tempfile.TemporaryDirectory(prefix=".headcode-likeness-") as folder:
             seen = capture(run, "iid", Path(folder) / "seen.npz", **options)
@@ -165,7 +166,7 @@ class Command:
             self.run_folder,
             out,
             layer=layer,
-            keys=parse_keys(self.keys),
+            keys=self._keys(),
             inputs=self._inputs(),
             split=self.split,
             size=self.size,
@@ -175,6 +176,9 @@ class Command:
         drawn = figures.along_training({result["card"]["method"]: out / "training.npz"}, out / "figures" / "training")
         self._report("codes along training", result["rows"], tuple(result["rows"][0]), [*paths, *drawn])
         return result
+
+    def _keys(self) -> str | list[int]:
+        return parse_keys(self.keys or ("self",))
 
     def _inputs(self) -> str | None:
         from headcode.train.folder import read_run_config

@@ -64,10 +64,10 @@ def test_patch(run, tmp_path, capsys, monkeypatch):
     module = sys.modules["headcode.analysis.patch"]
     before = module.judge
     monkeypatch.setattr(module, "judge", lambda t, p, b: {**before(t, p, b), "correct": np.ones(len(b.x), bool)})
-    main(["decode", str(run), "--patch", "--keys", "all", "--split", "iid", "--size", "200", "--out", str(tmp_path)])
+    main(["decode", str(run), "--patch", "--split", "iid", "--size", "200", "--out", str(tmp_path)])
     assert "follows" in capsys.readouterr().out
     rows = json.loads((tmp_path / "patch.json").read_text())["rows"]
-    assert {"patched", "shuffled", "none"} == {row["control"] for row in rows}
+    assert {"patched", "shuffled", "none"} == {row["control"] for row in rows} and rows[0]["keys"] == "all"
     assert (tmp_path / "figures" / "patch.svg").is_file()
 
 
