@@ -335,5 +335,5 @@ def _sklearn() -> tuple[Any, ...]:
     try:
         from sklearn import dummy, linear_model, model_selection, pipeline, preprocessing
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("Decoders need scikit-learn: pip install 'headcode[analysis]'.") from None
+        raise ModuleNotFoundError("Decoders need scikit-learn: pip install scikit-learn.") from None
     return linear_model, model_selection, pipeline, preprocessing, dummy

@@ -94,6 +94,6 @@ def _clusters(rows: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, Any]
         from sklearn.cluster import KMeans
         from sklearn.metrics import adjusted_mutual_info_score
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("Clusters need scikit-learn: pip install 'headcode[analysis]'.") from None
+        raise ModuleNotFoundError("Clusters need scikit-learn: pip install scikit-learn.") from None
     count = min(count, len(np.unique(rows, axis=0)))
     return KMeans(count, n_init=4, random_state=seed).fit_predict(rows), adjusted_mutual_info_score

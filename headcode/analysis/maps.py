@@ -97,7 +97,7 @@ def _embed(features: np.ndarray, method: str, seed: int, perplexity: float) -> t
         from sklearn.decomposition import PCA
         from sklearn.manifold import TSNE
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("Maps need scikit-learn: pip install 'headcode[analysis]'.") from None
+        raise ModuleNotFoundError("Maps need scikit-learn: pip install scikit-learn.") from None
     version = {"scikit-learn": sklearn.__version__, "standardised": True}
     if method == "pca":
         reduced = PCA(2, random_state=seed, svd_solver="full").fit(features)
