@@ -26,7 +26,7 @@ from headcode.train.distributed import Group
 from headcode.train.learner import Learner
 from headcode.train.loss import prediction_loss
 from headcode.train.randomness import seed_of
-from headcode.train.runtime import Runtime
+from headcode.train.runtime import Runtime, keep_freed_memory
 from headcode.train.stopwatch import Stopwatch
 
 GOALS = {("sraven", "hyla"): 3.0, ("logic", "hyla"): 2.5}
@@ -71,6 +71,7 @@ class Train:
     def run(self) -> None:
         if self.rounds < 1 or self.seconds <= 0 or self.batch_size < 1:
             raise ValueError("--rounds and --batch-size must be 1 or more, and --seconds above 0.")
+        keep_freed_memory()  # for both sides, although only ours would have it
         before = torch.get_num_threads()
         if self.threads is not None:
             torch.set_num_threads(self.threads)

@@ -4,14 +4,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headcode.nn.initialisation import reset_linear
-from headcode.ops.registry import gelu
+from headcode.ops.activation import gelu
 
 
 class GeluFeedForward(nn.Module):
     """W₂ gelu(W₁ x + b₁) + b₂, with the tanh form of GELU."""
 
-    def __init__(self, dim: int, hidden_dim: int) -> None:
+    def __init__(self, dim: int, hidden_dim: int, backend: str = "auto") -> None:
         super().__init__()
+        self.backend = backend
         self.hidden_proj = nn.Linear(dim, hidden_dim)
         self.output_proj = nn.Linear(hidden_dim, dim)
         self.reset_parameters()
@@ -21,13 +22,13 @@ class GeluFeedForward(nn.Module):
         reset_linear(self.output_proj)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.output_proj(gelu(self.hidden_proj(x)))
+        return self.output_proj(gelu(self.hidden_proj(x), self.backend))
 
 
 class SwigluFeedForward(nn.Module):
     """W₃ (silu(W₁ x) · W₂ x), no biases."""
 
-    def __init__(self, dim: int, hidden_dim: int) -> None:
+    def __init__(self, dim: int, hidden_dim: int, backend: str = "auto") -> None:
         super().__init__()
         self.gate_proj = nn.Linear(dim, hidden_dim, bias=False)
         self.signal_proj = nn.Linear(dim, hidden_dim, bias=False)

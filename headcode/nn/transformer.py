@@ -43,7 +43,7 @@ class TransformerBlock(nn.Module):
             backend=config.backend,
         )
         self.feedforward_norm = nn.LayerNorm(config.dim, eps=NORM_EPSILON)
-        self.feedforward = FEEDFORWARDS[config.feedforward](config.dim, config.mlp_dim)
+        self.feedforward = FEEDFORWARDS[config.feedforward](config.dim, config.mlp_dim, config.backend)
 
     def forward(
         self,

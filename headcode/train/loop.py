@@ -41,7 +41,14 @@ from headcode.train.loss import Loss, task_loss
 from headcode.train.optim import learning_rate
 from headcode.train.progress import Reporter
 from headcode.train.randomness import random_state, seed_of, set_random_state
-from headcode.train.runtime import Runtime, RunWarning, changes_of_environment, describe_environment, numerics
+from headcode.train.runtime import (
+    Runtime,
+    RunWarning,
+    changes_of_environment,
+    describe_environment,
+    keep_freed_memory,
+    numerics,
+)
 from headcode.train.stopwatch import Stopwatch
 
 
@@ -153,6 +160,7 @@ class Trainer:
     def _set_up(self, stack: contextlib.ExitStack) -> None:
         """Join the group, open the folder, get the model ready and go to where the run stands."""
         device = self.learner.device
+        keep_freed_memory()
         stack.enter_context(numerics(self.config.precision, device, self.runtime.threads))
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         torch.manual_seed(seed_of(self.config.seed, "run"))

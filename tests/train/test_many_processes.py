@@ -53,11 +53,11 @@ def alone(tmp_path_factory):
 def test_two_processes_agree_with_one(alone, tmp_path, options):
     done = finish(torchrun(2, [*RUN.split(), "--steps", "50", "--out", str(tmp_path / "run"), *options]))
     assert done.stdout.count("hyla on logic") == 1  # the main process talks, the other does not
-    for file in ("model.safetensors", "optimizer.safetensors"):
+    for file, relative, absolute in (("model.safetensors", 0.0, 1e-5), ("optimizer.safetensors", 1e-3, 1e-4)):
         one, two = weights(alone, 50, file), weights(tmp_path / "run", 50, file)
         assert one.keys() == two.keys()
         for name in one:
-            torch.testing.assert_close(two[name], one[name], rtol=0, atol=1e-5, msg=f"{file}: {name}")
+            torch.testing.assert_close(two[name], one[name], rtol=relative, atol=absolute)
     records = [
         [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         for run in (alone, tmp_path / "run")
