@@ -84,9 +84,12 @@ def hyper_attention(
     with _without_autocast(q.device.type):
         if choice.name == "reference":
             return reference.hyper_attention(*call.tensors, **call.options)  # type: ignore[arg-type]
-        from headcode.ops.registration import hyper_attention as registered
+        from headcode.ops import eager, registration
 
-        return registered(*call.tensors, *call.options.values(), choice.name)[0]
+        arguments = (*call.tensors, *call.options.values(), choice.name)
+        if eager.is_plain(*call.tensors):
+            return eager.hyper_attention(*arguments)
+        return registration.hyper_attention(*arguments)[0]
 
 
 def attention_codes(
