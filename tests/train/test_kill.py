@@ -66,21 +66,32 @@ def wait_for(condition, process, seconds=60.0):
     return True
 
 
-@pytest.mark.parametrize("seed", [0])
-def test_twenty_kills(processes, whole, tmp_path, seed):
-    """Ten at random moments from the start of the process on, ten while a checkpoint is being written."""
-    dice = random.Random(seed)
+def newest_step(run):
+    steps = [int(folder.name[5:]) for folder in (run / "checkpoints").glob("step-*")]
+    return max(steps, default=0)
+
+
+def test_twenty_kills(processes, whole, tmp_path):
+    """Five kills at any moment from the start of the process on, five while it trains, ten in the middle of a write."""
+    dice = random.Random(0)
     run, log = tmp_path / "run", tmp_path / "log"
+    log.touch()
     in_the_middle = 0
     for kill in range(20):
+        begun, before = log.read_text().count("training from step"), newest_step(run)
         there = (run / "config.json").is_file()
         process = processes(["resume", str(run)] if there else [*RUN.split(), "--out", str(run)], log)
-        if kill % 2:
-            writing = wait_for(lambda: is_writing(run), process)
-            time.sleep(dice.uniform(0, 0.004))
-            in_the_middle += writing
-        else:
+        if kill % 4 == 0:
             time.sleep(dice.uniform(0.02, 1.0))
+        else:
+            assert wait_for(lambda n=begun: log.read_text().count("training from step") > n, process)
+            if kill % 4 == 2:
+                time.sleep(dice.uniform(0, 0.5))
+            else:
+                goal = before + 3 * dice.randrange(4)
+                assert wait_for(lambda goal=goal: newest_step(run) >= goal and is_writing(run), process)
+                time.sleep(dice.uniform(0, 0.004))
+                in_the_middle += 1
         assert process.exitcode is None, f"the run ended before kill {kill}: {log.read_text()}"
         process.kill()
         process.join()
@@ -92,7 +103,7 @@ def test_twenty_kills(processes, whole, tmp_path, seed):
     assert_same(whole, run)
     assert not [name for name in os.listdir(run / "checkpoints") if name.startswith(".")]
     starts = [start["step"] for start in json.loads((run / "environment.json").read_text())["starts"]]
-    assert starts == sorted(starts) and starts[-1] > 0
+    assert starts == sorted(starts) and len(starts) >= 15 and len(set(starts)) >= 5
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped"])
@@ -103,7 +114,7 @@ def test_kill_and_damage(processes, whole, tmp_path, damage):
     assert wait_for(lambda: (run / "checkpoints" / "step-33").is_dir(), process)
     process.kill()
     process.join()
-    newest = max((run / "checkpoints").glob("step-*"), key=lambda folder: int(folder.name[5:]))
+    newest = run / "checkpoints" / f"step-{newest_step(run)}"
     content = bytearray((newest / "optimizer.safetensors").read_bytes())
     content[len(content) // 3] ^= 4
     (newest / "optimizer.safetensors").write_bytes(content if damage == "flipped" else content[: len(content) // 3])
