@@ -169,7 +169,9 @@ class SRaven(Task):
         shape = (self.grid, self.grid, self.num_features)
         if cells.ndim != 4 or cells.shape[1:] != shape or cells.dtype.kind not in "iu":
             expected = f"(N, {', '.join(map(str, shape))})"
-            raise ValueError(f"This task's puzzles are whole numbers {expected}, got {cells.dtype} {cells.shape}.")
+            raise ValueError(
+                f"This task's puzzles are whole numbers of shape {expected}, got {cells.dtype} {cells.shape}."
+            )
         visible = cells.reshape(len(cells), -1, self.num_features)[:, :-1]
         if visible.size and not (visible.min() >= 0 and visible.max() < self.num_values):
             raise ValueError(f"The visible cells must lie in 0..{self.num_values - 1}.")
