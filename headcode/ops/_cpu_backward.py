@@ -29,6 +29,7 @@ from headcode.ops._cpu_packing import (
     array_at,
     pack_rows,
     pack_tile,
+    place_in_tile,
     stage,
     task_range,
     unpack_rows,
@@ -115,8 +116,8 @@ def backward_kernel(specs, tensors, counter, like, numbers, octets):  # type: ig
             for key in range(k0, k1, block):
                 count = num_lanes(p, key)
                 fill_visible(visible, key_hidden, p, b, key, octets)
-                pack_tile(key_tile, tensors[K], b, key, p, p.qk_width, p.qk_padded, visible)
-                pack_tile(value_tile, tensors[V], b, key, p, p.v_width, p.v_padded, visible)
+                pack_tile(key_tile, tensors[K], b, key, p, p.qk_width, p.qk_padded, visible, like)
+                pack_tile(value_tile, tensors[V], b, key, p, p.v_width, p.v_padded, visible, like)
                 grad_key[:] = 0
                 grad_value[:] = 0
                 for i in range(first_seeing(p, key, no_query), queries, 2):
@@ -134,7 +135,7 @@ def backward_kernel(specs, tensors, counter, like, numbers, octets):  # type: ig
                     else:
                         mix_values(mixed, squares, s, p, value_tile, count, like)
                         mix_gradients(grad_mixed, s, p, grad, i * v_row, count, like)
-                        hidden_backward(mixed, grad_mixed, pull, squares, factor, p, count)
+                        hidden_backward(mixed, grad_mixed, pull, squares, factor, p, count, like)
                         _two_layer_backward(
                             grad_s, grad_value, s, p, grad, i * v_row, mixed, grad_mixed, value_tile, pull, count, like
                         )
@@ -143,8 +144,8 @@ def backward_kernel(specs, tensors, counter, like, numbers, octets):  # type: ig
                     _query_key_backward(grad_query, grad_key, grad_s, p, query, i * qk_row, key_tile, count, like)
                     if p.partial_band != 0:
                         _band_backward(grad_band, start, grad_s, p, count)
-                unpack_tile(tensors[GRAD_K], grad_key, b, key, p, p.qk_width, p.qk_padded)
-                unpack_tile(tensors[GRAD_V], grad_value, b, key, p, p.v_width, p.v_padded)
+                unpack_tile(tensors[GRAD_K], grad_key, b, key, p, p.qk_width, p.qk_padded, like)
+                unpack_tile(tensors[GRAD_V], grad_value, b, key, p, p.v_width, p.v_padded, like)
             if p.splits == 1:
                 unpack_rows(tensors[GRAD_Q], grad_query, b, no_query, queries, heads, p.qk_width, p.qk_padded, p.scale)
 
@@ -153,8 +154,9 @@ def backward_kernel(specs, tensors, counter, like, numbers, octets):  # type: ig
 def mix_gradients(grad_mixed, s, p, grad, place, count, like):  # type: ignore[no-untyped-def]
     """grad_mixed = Σ_h s g, of two queries and one block of keys."""
     heads, width, block = p.heads, p.v_padded, p.block
+    n = len(like)
     other, row = heads * block, heads * width
-    for d in range(0, width, len(like)):
+    for d in range(0, width, n):
         for j in range(0, count, LANES):
             first, second = zero_rows(s, like), zero_rows(s, like)
             for h in range(heads):
@@ -162,12 +164,12 @@ def mix_gradients(grad_mixed, s, p, grad, place, count, like):  # type: ignore[n
                 at = place + h * width + d
                 first = muladd_rows(load(s, h * block + j), splat_rows(grad, at, like), first)
                 second = muladd_rows(load(s, other + h * block + j), splat_rows(grad, at + row, like), second)
-            store_rows(grad_mixed, d * block + j, block, first)
-            store_rows(grad_mixed, (width + d) * block + j, block, second)
+            store_rows(grad_mixed, d * block + j * n, first)
+            store_rows(grad_mixed, (width + d) * block + j * n, second)
 
 
 @stage
-def hidden_backward(mixed, grad_mixed, pull, squares, factor, p, count):  # type: ignore[no-untyped-def]
+def hidden_backward(mixed, grad_mixed, pull, squares, factor, p, count, like):  # type: ignore[no-untyped-def]
     """In place, of two queries: Σ_h y v becomes c·u, and Σ_h y g becomes c·dL/dm; pull = -κ."""
     for second in range(2):
         pair, start = second * p.block, second * p.v_padded * p.block
@@ -180,7 +182,7 @@ def hidden_backward(mixed, grad_mixed, pull, squares, factor, p, count):  # type
             total = constant(mixed, 0.0)
             for d in range(p.v_padded):
                 rolled()
-                place = start + d * p.block + j
+                place = start + place_in_tile(d, j, p.block, len(like))
                 raw, grad_raw = load(mixed, place), load(grad_mixed, place)
                 value, slope = activate(multiply(c, raw), p.net, mixed)
                 grad = multiply(slope, multiply(c, grad_raw))
@@ -199,29 +201,35 @@ def _two_layer_backward(  # type: ignore[no-untyped-def]
 ):
     """grad_s = c dL/dz - κ s of two queries, and what they add to the gradient of v."""
     heads, width, block = p.heads, p.v_padded, p.block
+    n = len(like)
     other, row, away = heads * block, heads * width, width * block
     for h in range(heads):
         codes = h * block
-        for d in range(0, width, len(like)):
+        for d in range(0, width, n):
             first = splat_rows(grad, place + h * width + d, like)
             second = splat_rows(grad, place + row + h * width + d, like)
             at, rows = d * block, (h * width + d) * block
             for j in range(0, count, LANES):
                 rolled()
-                a, b = load(s, codes + j), load(s, other + codes + j)
                 if d == 0:
-                    total_a, total_b = multiply(load(pull, j), a), multiply(load(pull, block + j), b)
+                    total_a = multiply(load(pull, j), load(s, codes + j))
+                    total_b = multiply(load(pull, block + j), load(s, other + codes + j))
                 else:
                     total_a, total_b = load(grad_s, codes + j), load(grad_s, other + codes + j)
-                values = load_rows(tile, rows + j, block, like)
-                mixed_a = load_rows(grad_mixed, at + j, block, like)
-                mixed_b = load_rows(grad_mixed, away + at + j, block, like)
-                total_a = dot_rows(first, load_rows(hidden, at + j, block, like), total_a)
-                total_b = dot_rows(second, load_rows(hidden, away + at + j, block, like), total_b)
-                store(grad_s, codes + j, dot_rows(mixed_a, values, total_a))
-                store(grad_s, other + codes + j, dot_rows(mixed_b, values, total_b))
-                total = muladd_rows(a, mixed_a, load_rows(grad_value, rows + j, block, like))
-                store_rows(grad_value, rows + j, block, muladd_rows(b, mixed_b, total))
+                values = load_rows(tile, rows + j * n, like)
+                total_a = dot_rows(first, load_rows(hidden, at + j * n, like), total_a)
+                total_b = dot_rows(second, load_rows(hidden, away + at + j * n, like), total_b)
+                total_a = dot_rows(load_rows(grad_mixed, at + j * n, like), values, total_a)
+                total_b = dot_rows(load_rows(grad_mixed, away + at + j * n, like), values, total_b)
+                store(grad_s, codes + j, total_a)
+                store(grad_s, other + codes + j, total_b)
+            # A loop of its own: together, the two would need more registers than there are.
+            for j in range(0, count, LANES):
+                rolled()
+                total = load_rows(grad_value, rows + j * n, like)
+                total = muladd_rows(load(s, codes + j), load_rows(grad_mixed, at + j * n, like), total)
+                mixed = load_rows(grad_mixed, away + at + j * n, like)
+                store_rows(grad_value, rows + j * n, muladd_rows(load(s, other + codes + j), mixed, total))
 
 
 @stage
@@ -230,16 +238,17 @@ def _linear_backward(  # type: ignore[no-untyped-def]
 ):
     """The same for a linear value net, whose dL/dz is Σ_d g v."""
     heads, width, block = p.heads, p.v_padded, p.block
+    n = len(like)
     other, row = heads * block, heads * width
     for h in range(heads):
         codes = h * block
-        for d in range(0, width, len(like)):
+        for d in range(0, width, n):
             first = splat_rows(grad, place + h * width + d, like)
             second = splat_rows(grad, place + row + h * width + d, like)
             rows = (h * width + d) * block
             for j in range(0, count, LANES):
                 rolled()
-                values = load_rows(tile, rows + j, block, like)
+                values = load_rows(tile, rows + j * n, like)
                 total_a, total_b = constant(s, 0.0), constant(s, 0.0)
                 if d > 0:
                     total_a, total_b = load(grad_s, codes + j), load(grad_s, other + codes + j)
@@ -249,7 +258,7 @@ def _linear_backward(  # type: ignore[no-untyped-def]
         _linear_pull(pull, factor, s, grad_s, p, count)
     for h in range(heads):
         codes = h * block
-        for d in range(0, width, len(like)):
+        for d in range(0, width, n):
             first = splat_rows(grad, place + h * width + d, like)
             second = splat_rows(grad, place + row + h * width + d, like)
             rows = (h * width + d) * block
@@ -257,8 +266,8 @@ def _linear_backward(  # type: ignore[no-untyped-def]
                 rolled()
                 a = multiply(load(s, codes + j), load(factor, j))
                 b = multiply(load(s, other + codes + j), load(factor, block + j))
-                total = muladd_rows(a, first, load_rows(grad_value, rows + j, block, like))
-                store_rows(grad_value, rows + j, block, muladd_rows(b, second, total))
+                total = muladd_rows(a, first, load_rows(grad_value, rows + j * n, like))
+                store_rows(grad_value, rows + j * n, muladd_rows(b, second, total))
     for line in range(2 * heads):
         start, pair = line * block, line // heads * block
         for j in range(0, count, LANES):
@@ -303,9 +312,10 @@ def _query_key_backward(  # type: ignore[no-untyped-def]
 ):
     """From the gradients of the scores of two queries to those of the queries and keys."""
     heads, width, block = p.heads, p.qk_padded, p.block
+    n = len(like)
     other, row = heads * block, heads * width
     for h in range(heads):
-        for d in range(0, width, len(like)):
+        for d in range(0, width, n):
             at = place + h * width + d
             first, second = splat_rows(query, at, like), splat_rows(query, at + row, like)
             total_first, total_second = zero_rows(grad_s, like), zero_rows(grad_s, like)
@@ -313,10 +323,10 @@ def _query_key_backward(  # type: ignore[no-untyped-def]
             for j in range(0, count, LANES):
                 rolled()
                 a, b = load(grad_s, h * block + j), load(grad_s, other + h * block + j)
-                keys = load_rows(tile, rows + j, block, like)
+                keys = load_rows(tile, rows + j * n, like)
                 total_first, total_second = muladd_rows(a, keys, total_first), muladd_rows(b, keys, total_second)
-                total = muladd_rows(a, first, load_rows(grad_key, rows + j, block, like))
-                store_rows(grad_key, rows + j, block, muladd_rows(b, second, total))
+                total = muladd_rows(a, first, load_rows(grad_key, rows + j * n, like))
+                store_rows(grad_key, rows + j * n, muladd_rows(b, second, total))
             add_lane_sums(grad_query, at, total_first)
             add_lane_sums(grad_query, at + row, total_second)
 

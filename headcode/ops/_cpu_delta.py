@@ -58,8 +58,8 @@ def delta_kernel(specs, tensors, counter, like, numbers, octets):  # type: ignor
             for key in range(0, keys, block):
                 count = num_lanes(p, key)
                 fill_visible(visible, key_hidden, p, b, key, octets)
-                pack_tile(key_tile, tensors[K], b, key, p, p.qk_width, p.qk_padded, visible)
-                pack_tile(value_tile, tensors[V], b, key, p, p.v_width, p.v_padded, visible)
+                pack_tile(key_tile, tensors[K], b, key, p, p.qk_width, p.qk_padded, visible, like)
+                pack_tile(value_tile, tensors[V], b, key, p, p.v_width, p.v_padded, visible, like)
                 for i in range(first_seeing(p, key, q0), q1, 2):
                     pair_factors(factor, hidden, visible, key_hidden, p, key, count, i)
                     start = band_start(p, key, i)
@@ -69,7 +69,7 @@ def delta_kernel(specs, tensors, counter, like, numbers, octets):  # type: ignor
                     softmax_codes(s, p, hidden, count, saved, place, num_real)
                     mix_values(mixed, squares, s, p, value_tile, count, like)
                     mix_gradients(grad_mixed, s, p, grad, (i - q0) * v_row, count, like)
-                    hidden_backward(mixed, grad_mixed, squares, squares, factor, p, count)
+                    hidden_backward(mixed, grad_mixed, squares, squares, factor, p, count, like)
                     _add_delta(delta, place, s, p, grad_mixed, value_tile, num_real, count, like)
 
 
@@ -77,15 +77,16 @@ def delta_kernel(specs, tensors, counter, like, numbers, octets):  # type: ignor
 def _add_delta(delta, place, s, p, grad_mixed, tile, num_queries, count, like):  # type: ignore[no-untyped-def]
     """Δ[h] += Σ_key y[h, key] Σ_d c dL/dm[d, key] v[h, d, key], of one or two queries."""
     heads, block, width = p.heads, p.block, p.v_padded
+    n = len(like)
     for line in range(num_queries * heads):
         second = line // heads
         h = line - second * heads
         total = constant(s, 0.0)
-        for d in range(0, width, len(like)):
+        for d in range(0, width, n):
             for j in range(0, count, LANES):
                 rolled()
-                values = load_rows(tile, (h * width + d) * block + j, block, like)
-                gradients = load_rows(grad_mixed, (second * width + d) * block + j, block, like)
+                values = load_rows(tile, (h * width + d) * block + j * n, like)
+                gradients = load_rows(grad_mixed, (second * width + d) * block + j * n, like)
                 pulled = dot_rows(gradients, values, constant(s, 0.0))
                 total = muladd(pulled, load(s, line * block + j), total)
         delta[place + second + h * p.queries] += lane_sum(total)

@@ -14,6 +14,7 @@ from headcode.ops._cpu_packing import (
     array_at,
     pack_rows,
     pack_tile,
+    place_in_tile,
     stage,
     task_range,
     unpack_rows,
@@ -89,9 +90,9 @@ def forward_kernel(specs, tensors, counter, like, numbers, octets):  # type: ign
                 for key in range(0, keys, block):
                     count = num_lanes(p, key)
                     fill_visible(visible, key_hidden, p, b, key, octets)
-                    pack_tile(key_tile, tensors[K], b, key, p, p.qk_width, p.qk_padded, visible)
+                    pack_tile(key_tile, tensors[K], b, key, p, p.qk_width, p.qk_padded, visible, like)
                     if step == 1:
-                        pack_tile(value_tile, tensors[V], b, key, p, p.v_width, p.v_padded, visible)
+                        pack_tile(value_tile, tensors[V], b, key, p, p.v_width, p.v_padded, visible, like)
                     for i in range(first_seeing(p, key, q0), q1, 2):
                         pair_factors(factor, hidden, visible, key_hidden, p, key, count, i)
                         start = band_start(p, key, i)
@@ -108,7 +109,7 @@ def forward_kernel(specs, tensors, counter, like, numbers, octets):  # type: ign
                             _pool_linear(out, (i - q0) * v_row, s, p, factor, value_tile, count, like)
                         else:
                             mix_values(mixed, squares, s, p, value_tile, count, like)
-                            _hidden_layer(mixed, squares, factor, p, count)
+                            _hidden_layer(mixed, squares, factor, p, count, like)
                             _pool(out, (i - q0) * v_row, s, p, mixed, count, like)
                 if step == 0:
                     for i in range(q0, q1):
@@ -119,7 +120,7 @@ def forward_kernel(specs, tensors, counter, like, numbers, octets):  # type: ign
 
 
 @stage
-def _hidden_layer(mixed, squares, factor, p, count):  # type: ignore[no-untyped-def]
+def _hidden_layer(mixed, squares, factor, p, count, like):  # type: ignore[no-untyped-def]
     """In place: Σ_h y v of every pair becomes c·φ(c Σ_h y v), so that pooling it with y gives the output."""
     for second in range(2):
         pair, start = second * p.block, second * p.v_padded * p.block
@@ -129,24 +130,26 @@ def _hidden_layer(mixed, squares, factor, p, count):  # type: ignore[no-untyped-
                 c = multiply(c, rms_inverse(load(squares, pair + j), p, squares))
             for d in range(p.v_padded):
                 rolled()
-                value, _ = activate(multiply(c, load(mixed, start + d * p.block + j)), p.net, mixed)
-                store(mixed, start + d * p.block + j, multiply(c, value))
+                place = start + place_in_tile(d, j, p.block, len(like))
+                value, _ = activate(multiply(c, load(mixed, place)), p.net, mixed)
+                store(mixed, place, multiply(c, value))
 
 
 @stage
 def _pool(out, place, s, p, hidden, count, like):  # type: ignore[no-untyped-def]
     """out[h, d] += Σ_key s[h, key] hidden[d, key], of two queries; two heads share each load of `hidden`."""
     heads, block, width = p.heads, p.block, p.v_padded
+    n = len(like)
     for second in range(2):
         codes, start, to = second * heads * block, second * width * block, place + second * heads * width
         for h in range(0, heads, 2):
             # An odd last head is its own partner, and is added once.
             partner = min(h + 1, heads - 1)
-            for d in range(0, width, len(like)):
+            for d in range(0, width, n):
                 total, other_total = zero_rows(out, like), zero_rows(out, like)
                 for j in range(0, count, LANES):
                     rolled()
-                    values = load_rows(hidden, start + d * block + j, block, like)
+                    values = load_rows(hidden, start + d * block + j * n, like)
                     total = muladd_rows(load(s, codes + h * block + j), values, total)
                     other_total = muladd_rows(load(s, codes + partner * block + j), values, other_total)
                 add_lane_sums(out, to + h * width + d, total)
@@ -158,16 +161,17 @@ def _pool(out, place, s, p, hidden, count, like):  # type: ignore[no-untyped-def
 def _pool_linear(out, place, s, p, factor, tile, count, like):  # type: ignore[no-untyped-def]
     """out[h, d] += Σ_key c[key] s[h, key] v[h, d, key], of two queries; `factor` becomes c."""
     heads, block, width = p.heads, p.block, p.v_padded
+    n = len(like)
     other, row = heads * block, heads * width
     if p.norm == RMS_HEAD:
         rms_factors(factor, s, p, count)
     for h in range(heads):
-        for d in range(0, width, len(like)):
+        for d in range(0, width, n):
             first, second = zero_rows(out, like), zero_rows(out, like)
             rows = (h * width + d) * block
             for j in range(0, count, LANES):
                 rolled()
-                values = load_rows(tile, rows + j, block, like)
+                values = load_rows(tile, rows + j * n, like)
                 first = muladd_rows(multiply(load(s, h * block + j), load(factor, j)), values, first)
                 code = multiply(load(s, other + h * block + j), load(factor, block + j))
                 second = muladd_rows(code, values, second)

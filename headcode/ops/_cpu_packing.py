@@ -1,14 +1,16 @@
 """What a call looks like to the fused CPU kernels, and how they bring tensors into their own layout and back.
 
-Rows are (length, head, dim), for queries and their gradients. A tile is (head, dim, key) of one block of keys, so that
-one vector holds 8 keys. Widths are padded with zeros to a multiple of the rows that are held in registers at once.
+Rows are (length, head, dim), for queries and their gradients. A tile is one block of keys with the keys innermost, so
+that one vector holds 8 keys: (head, dims in groups of n, keys in groups of 8, n, 8). The n vectors that are worked on
+together, in registers, are then neighbours in memory, and one pointer serves them all. Widths are padded with zeros to
+a multiple of n.
 """
 
 import numpy as np
 from numba import carray
 
 from headcode.jit import njit
-from headcode.ops._simd import LANES, constant, load, memory, rolled, store, transpose
+from headcode.ops._simd import LANES, constant, load, memory, rolled, store, transpose, transpose_back
 from headcode.ops._simd_math import multiply
 
 # Only `*_kernel` functions are called from Python; the others need no way in from there.
@@ -106,10 +108,16 @@ def unpack_rows(tensor, source, b, first, last, heads, width, padded, scale):  #
 
 
 @stage
-def pack_tile(target, tensor, b, key, p, width, padded, visible):  # type: ignore[no-untyped-def]
+def place_in_tile(column, j, block, n):  # type: ignore[no-untyped-def]
+    """Where a tile has key j of a column h·D + d: columns go in groups of n, whose vectors of keys take turns."""
+    return column // n * n * block + j // LANES * LANES * n + column % n * LANES + j % LANES
+
+
+@stage
+def pack_tile(target, tensor, b, key, p, width, padded, visible, like):  # type: ignore[no-untyped-def]
     """The block of keys from `key` on; zero for padding dims, for keys past the end and for masked keys."""
     source = array_at(tensor[0], target)
-    block, step = p.block, tensor[3]
+    block, step, n = p.block, tensor[3], len(like)
     count = min(p.keys - key, block)
     base = b * tensor[1] + key * step
     done = 0
@@ -118,27 +126,27 @@ def pack_tile(target, tensor, b, key, p, width, padded, visible):  # type: ignor
         for j in range(0, done, LANES):
             for d in range(0, p.heads * width, LANES):
                 rolled()
-                transpose(source, base + j * step + d, step, target, d * block + j, block)
-    place = 0
+                transpose(source, base + j * step + d, step, target, d * block + j * n, n * block, like)
     for h in range(p.heads):
         for d in range(padded):
             start = base + h * tensor[2] + d * tensor[4]
+            column = h * padded + d
             for j in range(done, block):
                 rolled()
-                target[place + j] = source[start + j * step] if d < width and j < count else 0
+                value = source[start + j * step] if d < width and j < count else 0
+                target[place_in_tile(column, j, block, n)] = value
             if p.mask != 0:
                 for j in range(count):
                     rolled()
                     if visible[j] == 0:
-                        target[place + j] = 0
-            place += block
+                        target[place_in_tile(column, j, block, n)] = 0
 
 
 @stage
-def unpack_tile(tensor, source, b, key, p, width, padded):  # type: ignore[no-untyped-def]
+def unpack_tile(tensor, source, b, key, p, width, padded, like):  # type: ignore[no-untyped-def]
     """The other way."""
     target = array_at(tensor[0], source)
-    block, step = p.block, tensor[3]
+    block, step, n = p.block, tensor[3], len(like)
     count = min(p.keys - key, block)
     base = b * tensor[1] + key * step
     done = 0
@@ -147,13 +155,13 @@ def unpack_tile(tensor, source, b, key, p, width, padded):  # type: ignore[no-un
         for j in range(0, done, LANES):
             for d in range(0, p.heads * width, LANES):
                 rolled()
-                transpose(source, d * block + j, block, target, base + j * step + d, step)
+                transpose_back(source, d * block + j * n, n * block, target, base + j * step + d, step, like)
     for h in range(p.heads):
         for d in range(width):
             start = base + h * tensor[2] + d * tensor[4]
             for j in range(done, count):
                 rolled()
-                target[start + j * step] = source[(h * padded + d) * block + j]
+                target[start + j * step] = source[place_in_tile(h * padded + d, j, block, n)]
 
 
 @njit()

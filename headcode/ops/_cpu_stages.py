@@ -7,7 +7,7 @@ Whatever the heads of a pair share — mask, dropout, the scale of `rms_head` �
 raw codes y (the scores, or their softmax) the code is z = c·y, and a pair that must not count has c = 0. Keys that are
 masked for every query, and those that fill the last block, are packed as zeros, whatever they hold.
 
-Buffers of two queries: s and grad_s (2, head, key), mixed and grad_mixed (2, dim, key), factor and others (2, key).
+Buffers of two queries: s and grad_s (2, head, key); mixed and grad_mixed, each as a tile; others (2, key).
 `like` is a tuple whose length is the number of rows (dims) held in registers at once.
 """
 
@@ -118,9 +118,10 @@ def pair_factors(factor, hidden, visible, key_hidden, p, key, count, i):  # type
 def scores(s, p, query, place, tile, band, band_place, count, like):  # type: ignore[no-untyped-def]
     """s = q·k + band of two queries and one block of keys; queries are packed with the scale in them."""
     heads, width, block, band_length = p.heads, p.qk_padded, p.block, p.band_length
+    n = len(like)
     row, other = heads * width, heads * block
     for h in range(heads):
-        for d in range(0, width, len(like)):
+        for d in range(0, width, n):
             first = splat_rows(query, place + h * width + d, like)
             second = splat_rows(query, place + row + h * width + d, like)
             start = s if d > 0 else band
@@ -129,7 +130,7 @@ def scores(s, p, query, place, tile, band, band_place, count, like):  # type: ig
             rows = (h * width + d) * block
             for j in range(0, count, LANES):
                 rolled()
-                keys = load_rows(tile, rows + j, block, like)
+                keys = load_rows(tile, rows + j * n, like)
                 store(s, h * block + j, dot_rows(first, keys, load(start, start_first + j)))
                 store(s, other + h * block + j, dot_rows(second, keys, load(start, start_second + j)))
 
@@ -206,19 +207,20 @@ def softmax_whole(s, p, hidden, count, saved, place, num_queries):  # type: igno
 def mix_values(mixed, squares, s, p, tile, count, like):  # type: ignore[no-untyped-def]
     """mixed = Σ_h s v and squares = Σ_h s², of two queries and one block of keys."""
     heads, width, block = p.heads, p.v_padded, p.block
+    n = len(like)
     other = heads * block
-    for d in range(0, width, len(like)):
+    for d in range(0, width, n):
         for j in range(0, count, LANES):
             first, second = zero_rows(s, like), zero_rows(s, like)
             first_square = second_square = constant(s, 0.0)
             for h in range(heads):
                 rolled()
                 a, b = load(s, h * block + j), load(s, other + h * block + j)
-                values = load_rows(tile, (h * width + d) * block + j, block, like)
+                values = load_rows(tile, (h * width + d) * block + j * n, like)
                 first, second = muladd_rows(a, values, first), muladd_rows(b, values, second)
                 first_square, second_square = muladd(a, a, first_square), muladd(b, b, second_square)
-            store_rows(mixed, d * block + j, block, first)
-            store_rows(mixed, (width + d) * block + j, block, second)
+            store_rows(mixed, d * block + j * n, first)
+            store_rows(mixed, (width + d) * block + j * n, second)
             store(squares, j, first_square)
             store(squares, block + j, second_square)
 

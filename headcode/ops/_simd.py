@@ -45,6 +45,10 @@ def _address(context: Any, builder: Builder, array_type: Any, array: Any, index:
     return builder.gep(data, [index])
 
 
+def _offset(builder: Builder, address: Any, count: int) -> Any:
+    return builder.gep(address, [ir.Constant(ir.IntType(32), count)])
+
+
 def _vector_pointer(builder: Builder, pointer: Any, lanes: int = LANES) -> Any:
     element = pointer.type.pointee
     return builder.bitcast(pointer, ir.PointerType(ir.VectorType(element, lanes)))
@@ -123,33 +127,29 @@ def constant(typingctx, array, value):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def load_rows(typingctx, array, index, stride, like):  # type: ignore[no-untyped-def]
-    """One vector from each of len(like) rows that lie `stride` apart."""
+def load_rows(typingctx, array, index, like):  # type: ignore[no-untyped-def]
+    """len(like) vectors that follow one another."""
     rows = _rows_type(Vector(array.dtype), like)
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        array, index, stride, _ = arguments
-        vectors = []
-        for _ in range(len(like)):
-            vectors.append(_load(builder, _address(context, builder, signature.args[0], array, index)))
-            index = builder.add(index, stride)
+        address = _address(context, builder, signature.args[0], *arguments[:2])
+        vectors = [_load(builder, _offset(builder, address, LANES * i)) for i in range(len(like))]
         return context.make_tuple(builder, rows, vectors)
 
-    return rows(array, types.intp, types.intp, like), codegen
+    return rows(array, types.intp, like), codegen
 
 
 @intrinsic
-def store_rows(typingctx, array, index, stride, rows):  # type: ignore[no-untyped-def]
-    """Write one vector to each of several rows that lie `stride` apart."""
+def store_rows(typingctx, array, index, rows):  # type: ignore[no-untyped-def]
+    """Write several vectors, one after the other."""
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        array, index, stride, value = arguments
-        for vector in cgutils.unpack_tuple(builder, value):
-            _store(builder, vector, _address(context, builder, signature.args[0], array, index))
-            index = builder.add(index, stride)
+        address = _address(context, builder, signature.args[0], *arguments[:2])
+        for i, vector in enumerate(cgutils.unpack_tuple(builder, arguments[2])):
+            _store(builder, vector, _offset(builder, address, LANES * i))
         return context.get_dummy_value()
 
-    return types.void(array, types.intp, types.intp, rows), codegen
+    return types.void(array, types.intp, rows), codegen
 
 
 @intrinsic
@@ -159,11 +159,7 @@ def splat_rows(typingctx, array, index, like):  # type: ignore[no-untyped-def]
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         address = _address(context, builder, signature.args[0], *arguments[:2])
-        one = ir.Constant(ir.IntType(32), 1)
-        vectors = []
-        for _ in range(len(like)):
-            vectors.append(emit_splat(builder, builder.load(address)))
-            address = builder.gep(address, [one])
+        vectors = [emit_splat(builder, builder.load(_offset(builder, address, i))) for i in range(len(like))]
         return context.make_tuple(builder, rows, vectors)
 
     return rows(array, types.intp, like), codegen
@@ -232,7 +228,7 @@ def add_lane_sums(typingctx, array, index, rows):  # type: ignore[no-untyped-def
             sums = builder.fadd(
                 emit_shuffle(builder, both, both, [0, 1, 2, 3]), emit_shuffle(builder, both, both, [4, 5, 6, 7])
             )
-            target = builder.gep(address, [ir.Constant(ir.IntType(32), start)])
+            target = _offset(builder, address, start)
             if len(group) < 4:
                 sums = emit_shuffle(builder, sums, sums, list(range(len(group))))
             _store(builder, builder.fadd(_load(builder, target, len(group)), sums), target)
@@ -249,33 +245,60 @@ def _fold(builder: Builder, a: Any, b: Any, width: int) -> Any:
 
 
 @intrinsic
-def transpose(typingctx, source, index, stride, target, place, step):  # type: ignore[no-untyped-def]
-    """Copy a LANES×LANES square: its rows lie `stride` apart in source, its columns `step` apart in target."""
+def transpose(typingctx, source, index, stride, target, place, step, like):  # type: ignore[no-untyped-def]
+    """Copy a LANES×LANES square, rows `stride` apart in source, to vectors of its columns: len(like) of them follow one
+    another, the next group begins `step` later."""
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        source, index, stride, target, place, step = arguments
+        source, index, stride, target, place, step, _ = arguments
         rows = []
         for _ in range(LANES):
             rows.append(_load(builder, _address(context, builder, signature.args[0], source, index)))
             index = builder.add(index, stride)
-        # Interleave single lanes, then pairs, then halves.
-        for distance, low, high in (
-            (1, [0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]),
-            (2, [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]),
-            (4, [0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]),
-        ):
-            after = list(rows)
-            for i in range(LANES):
-                if not i & distance:
-                    after[i] = emit_shuffle(builder, rows[i], rows[i | distance], low)
-                    after[i | distance] = emit_shuffle(builder, rows[i], rows[i | distance], high)
-            rows = after
-        for column in (0, 2, 1, 3, 4, 6, 5, 7):
-            _store(builder, rows[column], _address(context, builder, signature.args[3], target, place))
-            place = builder.add(place, step)
+        for i, column in enumerate(_transposed(builder, rows)):
+            if i % len(like) == 0:
+                address = _address(context, builder, signature.args[3], target, place)
+                place = builder.add(place, step)
+            _store(builder, column, _offset(builder, address, i % len(like) * LANES))
         return context.get_dummy_value()
 
-    return types.void(source, types.intp, types.intp, target, types.intp, types.intp), codegen
+    return types.void(source, types.intp, types.intp, target, types.intp, types.intp, like), codegen
+
+
+@intrinsic
+def transpose_back(typingctx, source, index, step, target, place, stride, like):  # type: ignore[no-untyped-def]
+    """The other way: from vectors of columns to rows that lie `stride` apart in target."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        source, index, step, target, place, stride, _ = arguments
+        columns = []
+        for i in range(LANES):
+            if i % len(like) == 0:
+                address = _address(context, builder, signature.args[0], source, index)
+                index = builder.add(index, step)
+            columns.append(_load(builder, _offset(builder, address, i % len(like) * LANES)))
+        for row in _transposed(builder, columns):
+            _store(builder, row, _address(context, builder, signature.args[3], target, place))
+            place = builder.add(place, stride)
+        return context.get_dummy_value()
+
+    return types.void(source, types.intp, types.intp, target, types.intp, types.intp, like), codegen
+
+
+def _transposed(builder: Builder, rows: list[Any]) -> list[Any]:
+    """Interleave single lanes, then pairs, then halves."""
+    for distance, low, high in (
+        (1, [0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]),
+        (2, [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]),
+        (4, [0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]),
+    ):
+        after = list(rows)
+        for i in range(LANES):
+            if not i & distance:
+                after[i] = emit_shuffle(builder, rows[i], rows[i | distance], low)
+                after[i | distance] = emit_shuffle(builder, rows[i], rows[i | distance], high)
+        rows = after
+    return [rows[i] for i in (0, 2, 1, 3, 4, 6, 5, 7)]
 
 
 @intrinsic
