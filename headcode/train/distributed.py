@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import time
 import warnings
 from collections.abc import Mapping
 from datetime import timedelta
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+LAST_TENSORS = 0.2
+"""Seconds in which gloo's threads let go of what they hold."""
 
 
 class Group:
@@ -90,6 +93,9 @@ def join_group(device: torch.device) -> Group:
 
 def leave_group() -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
+        # torch takes a group down with the GIL held, and waits for gloo's threads, one of which may be about to ask for
+        # the GIL to free the tensors of the last collective: neither would ever go on. Asleep, we let it have the GIL.
+        time.sleep(LAST_TENSORS)
         torch.distributed.destroy_process_group()
 
 

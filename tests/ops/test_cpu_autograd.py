@@ -71,15 +71,16 @@ def test_a_compiled_function_agrees(backend, compiler):
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("method", ["hyla", "softmax"])
 def test_a_compiled_model_agrees(method, compiler):
+    # In float64: some gradients are exactly 0 (softmax does not feel the biases of its keys), and what float32 leaves of
+    # them is rounding, which the compiler may arrange differently.
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = Transformer(ModelConfig(input_dim=5, output_dim=3, max_length=16, method=method, backend="cpu"))
+    model = Transformer(ModelConfig(input_dim=5, output_dim=3, max_length=16, method=method, backend="cpu")).double()
     compiled = torch.compile(model, backend=compiler)
-    x = torch.randn(4, 16, 5)
+    x = torch.randn(4, 16, 5, dtype=torch.float64)
     eager, traced = model(x), compiled(x)
     torch.testing.assert_close(traced, eager)
     parameters = list(model.parameters())
     expected = torch.autograd.grad(eager.square().sum(), parameters)
     for actual, wanted in zip(torch.autograd.grad(traced.square().sum(), parameters), expected, strict=True):
-        # The compiler fuses differently around the op, and a unit of a ReLU may land on the other side of 0.
-        assert (actual - wanted).norm() <= 1e-4 * wanted.norm() + 1e-6
+        assert (actual - wanted).norm() <= 1e-11 * wanted.norm() + 1e-12

@@ -3,6 +3,7 @@
 All on the loopback interface with gloo.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -104,13 +105,24 @@ def children(pid):
         return [int(child) for child in file.read().split()]
 
 
+@contextlib.contextmanager
+def end_of(group):
+    """A group that hangs fails its test and does not hold up the others."""
+    try:
+        yield
+    except BaseException:
+        for pid in [*children(group.pid), group.pid]:
+            os.kill(pid, signal.SIGKILL)
+        raise
+
+
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="finds the processes of a group by /proc")
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_process_restarts_the_group_from_the_last_checkpoint(tmp_path, victim):
     arguments = [*RUN.split(), "--steps", "400", "--checkpoint-every", "20", "--eval-every", "0"]
     finish(torchrun(2, [*arguments, "--out", str(tmp_path / "whole")]))
     command = torchrun(2, [*arguments, "--out", str(tmp_path / "broken")], "--max-restarts", "3")
-    with subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as group:
+    with subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as group, end_of(group):
         deadline = time.monotonic() + 120
         while not (tmp_path / "broken" / "checkpoints" / "step-40").exists():
             assert time.monotonic() < deadline and group.poll() is None
