@@ -71,8 +71,8 @@ def test_a_compiled_function_agrees(backend, compiler):
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("method", ["hyla", "softmax"])
 def test_a_compiled_model_agrees(method, compiler):
-    # In float64: some gradients are exactly 0 (softmax does not feel the biases of its keys), and what float32 leaves of
-    # them is rounding, which the compiler may arrange differently.
+    # In float64: some gradients are exactly 0 (softmax does not feel the biases of its keys), and what float32 leaves
+    # of them is rounding, which the compiler may arrange differently.
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = Transformer(ModelConfig(input_dim=5, output_dim=3, max_length=16, method=method, backend="cpu")).double()
