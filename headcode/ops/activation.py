@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headcode.jit import numba_enabled
 from headcode.ops.registry import gelu as torch_gelu
-from headcode.ops.threads import run_in_threads
+from headcode.ops.team import run_in_team
 
 LANES = 8
 PIECE = 2**15
@@ -75,4 +75,4 @@ def _fill(x: Tensor, value: Tensor, slope: Tensor) -> None:
         while (start := next(pieces) * PIECE) < count:
             gelu_with_slope(*arrays, start, min(start + PIECE, count))
 
-    run_in_threads(work, min(torch.get_num_threads(), -(-count // PIECE)))
+    run_in_team(work, min(torch.get_num_threads(), -(-count // PIECE)))

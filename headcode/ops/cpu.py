@@ -17,7 +17,7 @@ from torch import Tensor
 from headcode.jit import why_disabled
 from headcode.ops import dropout as dropout_hash
 from headcode.ops.registry import RMS_EPSILON
-from headcode.ops.threads import run_in_threads
+from headcode.ops.team import run_in_team
 
 if TYPE_CHECKING:
     from headcode.ops.backends import Problem
@@ -275,7 +275,7 @@ class _Call:
         spec = np.array([tuple(self.fields.get(field, 0) for field in record.names or ())], record)
         counter = np.zeros(1, np.int64)
         work = functools.partial(kernel, spec, self.tensors, counter, (0,) * self.num_rows, numbers, octets)
-        run_in_threads(work, min(torch.get_num_threads(), self.fields["tasks"]))
+        run_in_team(work, min(torch.get_num_threads(), self.fields["tasks"]))
 
 
 @functools.cache
