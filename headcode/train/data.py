@@ -1,6 +1,5 @@
 """Batches drawn ahead on a thread, so that the model never waits for data."""
 
-import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -21,8 +20,10 @@ class Prefetcher(Generic[T]):
 
     def __init__(self, make: Callable[[int], T], first: int, stop: int, depth: int = 4) -> None:
         self._make, self._first, self._stop = make, first, stop
-        self._queue: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
-        self._closed = threading.Event()
+        # Not a bounded queue: its lock is handed to the thread at every item, and the model would wait for it.
+        self._items: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+        self._room = threading.Semaphore(depth)
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="headcode-batches", daemon=True)
 
     def __enter__(self) -> "Prefetcher[T]":
@@ -30,26 +31,25 @@ class Prefetcher(Generic[T]):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._closed.set()
-        # The thread may wait for room in the queue: make some until it notices.
-        while self._thread.is_alive():
-            with contextlib.suppress(queue.Empty):
-                self._queue.get_nowait()
-            self._thread.join(timeout=0.01)
+        self._closed = True
+        self._room.release()
+        self._thread.join()
 
     def __iter__(self) -> Iterator[T]:
         for _ in range(self._first, self._stop):
-            item, error = self._queue.get()
+            item, error = self._items.get()
             if error is not None:
                 raise error
+            self._room.release()
             yield item  # type: ignore[misc]
 
     def _run(self) -> None:
         for index in range(self._first, self._stop):
-            if self._closed.is_set():
+            self._room.acquire()
+            if self._closed:
                 return
             try:
-                self._queue.put((self._make(index), None))
+                self._items.put((self._make(index), None))
             except BaseException as error:
-                self._queue.put((None, error))
+                self._items.put((None, error))
                 return
