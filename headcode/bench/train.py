@@ -58,7 +58,7 @@ class Train:
     methods: tuple[str, ...] = ("hyla", "softmax", "linear")
     """Any of the methods."""
     rounds: int = 5
-    """Turns of plain and ours; each is as fast as its tenth percentile."""
+    """Turns of plain and ours; the median step of each counts."""
     seconds: float = 3.0
     """Time of one turn, at least three steps."""
     batch_size: int = 128
@@ -98,7 +98,7 @@ class Train:
             waited = ours.waited()
             shares = ours.profile()
         plain_seconds, seconds = (
-            typical([step for turn in side for step in turn]) for side in zip(*turns, strict=True)
+            statistics.median(step for turn in side for step in turn) for side in zip(*turns, strict=True)
         )
         flops = 3 * config.batch_size * forward_flops(config.model, config.task.sequence_length, config.task.queries)
         return {
@@ -217,11 +217,6 @@ def timed(step: Callable[[], None], seconds: float) -> list[float]:
         step()
         taken.append(time.perf_counter() - start)
     return taken
-
-
-def typical(times: list[float]) -> float:
-    """The tenth percentile: what a step takes when the machine does nothing else, without leaning on one lucky step."""
-    return statistics.quantiles(times, n=10)[0]
 
 
 def product_speed(size: int = 1024, seconds: float = 0.5) -> float:
