@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 NORM_CODES = {"none": 0, "rms_head": 1, "softmax": 2}
 NET_CODES = {"linear": 0, "deep_linear": 1, "relu": 2, "gelu": 3, "silu": 4}
 DTYPES = (torch.float32, torch.float64)
+# Found out once: torch.compile can trace neither package searches nor the environment.
+_NO_KERNELS = why_disabled()
 
 LANES = 8
 BLOCK = 96
@@ -40,8 +42,8 @@ def unsupported(problem: Problem) -> str | None:
     """Why this backend cannot serve a problem, or None."""
     if problem.device != "cpu":
         return f"it runs on the CPU, and the tensors are on {problem.device}"
-    if why := _why_no_kernels():
-        return why
+    if _NO_KERNELS:
+        return _NO_KERNELS
     if problem.dtype not in DTYPES:
         return f"it computes in float32 and float64, not {str(problem.dtype).removeprefix('torch.')}"
     if problem.norm not in NORM_CODES:
@@ -55,17 +57,6 @@ def unsupported(problem: Problem) -> str | None:
     if problem.dense_bias:
         return "its bias is the relative band, not one of size Tq×Tk"
     return None
-
-
-_reasons: list[str | None] = []
-
-
-@torch.compiler.assume_constant_result
-def _why_no_kernels() -> str | None:
-    """Found out once; a constant for torch.compile, which can trace neither package searches nor the environment."""
-    if not _reasons:
-        _reasons.append(why_disabled())
-    return _reasons[0]
 
 
 def saved_shape(batch: int, heads: int, queries: int, norm: str) -> list[int]:
