@@ -11,6 +11,7 @@ from torch import Tensor
 from headcode.analysis.decode import Examples
 from headcode.analysis.runs import OpenRun, batches, check_layers, check_split, predict
 from headcode.nn import edit_codes
+from headcode.presets import SECTIONS, RunConfig
 from headcode.tasks import Batch
 from headcode.tasks.base import add_sums
 from headcode.train.evaluate import evaluation_splits
@@ -110,9 +111,10 @@ def ablate_directions(
 def heads_against_generalisation(runs: Sequence[str | Path]) -> list[dict[str, Any]]:
     """One row per run: heads, widths, method, seed and the last evaluation, for runs that differ in their heads.
 
-    Runs must share all widths and the task's settings, so that only the number of heads differs.
+    Runs must share all widths and settings and be evaluated at the same step, so that only the number of heads differs.
     """
     rows: list[dict[str, Any]] = []
+    settings: list[dict[str, Any]] = []
     for path in runs:
         config = read_run_config(path)
         model = config.model
@@ -131,6 +133,7 @@ def heads_against_generalisation(runs: Sequence[str | Path]) -> list[dict[str, A
         if not evaluations:
             raise ValueError(f"{path} was never evaluated; give runs with evaluations.")
         last = evaluations[-1]["step"]
+        settings.append({**_shared_settings(config), "step of its last evaluation": last})
         metric = "accuracy" if config.task.objective == "classification" else "r2"
         for split in evaluation_splits(config.task):
             found = [r[metric] for r in evaluations if r["step"] == last and r["split"] == split]
@@ -138,12 +141,21 @@ def heads_against_generalisation(runs: Sequence[str | Path]) -> list[dict[str, A
         rows.append({**row, "metric": metric})
     if not rows:
         raise ValueError("Give at least one run folder.")
-    for name in ("dim", "qk_dim", "v_dim", "num_layers", "metric"):
-        if len({row[name] for row in rows}) > 1:
+    for other in settings[1:]:
+        if differ := [name for name in {**settings[0], **other} if settings[0].get(name) != other.get(name)]:
             raise ValueError(
-                f"The runs differ in {name}; only the number of heads, the method and the seed may differ."
+                f"The runs differ in {differ[0]}; only the number of heads, the method and the seed may differ."
             )
     return sorted(rows, key=lambda row: (row["method"], row["num_heads"], row["seed"]))
+
+
+def _shared_settings(config: RunConfig) -> dict[str, Any]:
+    """Everything that decides a result, by flat names, but for heads, method and seeds."""
+    values = config.to_dict()
+    sections = {name: values.pop(name) for name in SECTIONS}
+    flat = {**sections["task"], **sections["model"], **sections["optimization"], **values}
+    free = ("num_heads", "method", "seed", "backend", "log_every", "eval_every", "eval_batch_size", "checkpoint_every")
+    return {name: value for name, value in flat.items() if name not in free}
 
 
 def _metrics(run: OpenRun, data: Sequence[Batch]) -> dict[str, float]:

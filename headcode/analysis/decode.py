@@ -123,9 +123,12 @@ class Decoder:
 
     def _fit(self, features: np.ndarray, labels: np.ndarray) -> Any:
         linear_model, model_selection, pipeline, preprocessing, dummy = _sklearn()
-        counts = np.unique(labels, return_counts=True)[1]
-        if len(counts) < 2 or counts.min() < FOLDS or not np.ptp(features, axis=0).any():
+        classes, counts = np.unique(labels, return_counts=True)
+        # A class with fewer examples than folds cannot be validated: it is left out, and the others are still decoded.
+        common = np.isin(labels, classes[counts >= FOLDS])
+        if len(np.unique(labels[common])) < 2 or not np.ptp(features[common], axis=0).any():
             return dummy.DummyClassifier(strategy="prior").fit(features, labels)
+        features, labels = features[common], labels[common]
         steps = pipeline.make_pipeline(
             preprocessing.StandardScaler(), linear_model.LogisticRegression(max_iter=1000, tol=1e-3)
         )

@@ -192,7 +192,7 @@ def _open_parquet(path: Path) -> Arrays:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid as error:
         raise ValueError(f"{path} is not a Parquet file: {error}.") from None
-    about = json.loads(file.metadata.metadata[b"headcode"])
+    about = json.loads((file.metadata.metadata or {})[b"headcode"])
     arrays = {}
     for name, shape in about["shapes"].items():
         column = file.read([name]).column(0).combine_chunks()

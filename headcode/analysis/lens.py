@@ -29,6 +29,7 @@ from headcode.interop.huggingface import (
     AttentionWeights,
     architecture_of,
     load_pretrained,
+    longest_text,
     part,
     read_attention,
 )
@@ -78,8 +79,8 @@ class LayerReading:
         sizes = torch.linalg.svdvals(self.value_network(query, key).float())
         if not sizes.any():
             return 0.0
-        share = sizes / sizes.sum()
-        return float(torch.exp(-(share * share.clamp(min=1e-300).log()).sum()))
+        share = sizes[sizes > 0] / sizes.sum()
+        return float(torch.exp(-(share * share.log()).sum()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +114,7 @@ def read_model(
         model, tokenizer = load_pretrained(model, tokenizer=isinstance(text, str))
     config: Any = model.config
     architecture = architecture_of(config)
-    ids, names = _tokens(text, tokenizer, max_tokens, config)
+    ids, names = _tokens(text, tokenizer, min(max_tokens, longest_text(model)), config)
     found = part(model, architecture.layers)
     if found is None:
         raise ValueError(f"{type(model).__name__} has no {architecture.layers}: give the base model (AutoModel).")
@@ -174,6 +175,8 @@ def reproduce(weights: AttentionWeights, codes: Tensor, tokens: Tensor, output: 
 
 def summarise(reading: LayerReading, *, pairs: int = 16, seed: int = 0) -> dict[str, Any]:
     """Numbers of one layer: the check, norms of all W[q,k], effective ranks of `pairs` pairs drawn by `seed`."""
+    if pairs < 1:
+        raise ValueError(f"pairs must be 1 or more, got {pairs}.")
     norms = reading.norms()
     seen = torch.nonzero(reading.codes.abs().sum(0) > 0)
     rng = np.random.default_rng(seed)
@@ -218,15 +221,16 @@ def write_networks(reading: Reading, numbers: Sequence[int], path: str | Path, c
 def _tokens(text: str | Sequence[int], tokenizer: Any, max_tokens: int, config: Any) -> tuple[Tensor, list[str]]:
     if max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, got {max_tokens}.")
-    limit = min(max_tokens, getattr(config, "max_position_embeddings", None) or max_tokens)
     if isinstance(text, str):
         if tokenizer is None:
             raise ValueError("A text needs a tokenizer; give one, or token ids.")
-        ids = tokenizer(text, truncation=True, max_length=limit)["input_ids"]
+        ids = tokenizer(text, truncation=True, max_length=max_tokens)["input_ids"]
         if not ids:
             raise ValueError("The text has no tokens.")
+        if max(ids) >= config.vocab_size:
+            raise ValueError(f"The tokenizer gives ids up to {max(ids)}, the model knows {config.vocab_size} tokens.")
         return torch.tensor([ids]), [str(t) for t in tokenizer.convert_ids_to_tokens(ids)]
-    numbers = [int(i) for i in text][:limit]
+    numbers = [int(i) for i in text][:max_tokens]
     if not numbers or min(numbers) < 0 or max(numbers) >= config.vocab_size:
         raise ValueError(f"Token ids must be from 0 to {config.vocab_size - 1}, at least one.")
     return torch.tensor([numbers]), [str(i) for i in numbers]
@@ -255,10 +259,12 @@ def _run(
 
         handles.append(attention.register_forward_hook(note, with_kwargs=True))
         handles.append(output.register_forward_hook(keep))
+    training = model.training
     try:
         with torch.no_grad():
-            model(ids, output_attentions=True)
+            model.eval()(ids, output_attentions=True)  # dropout would show in the codes
     finally:
+        model.train(training)
         for handle in handles:
             handle.remove()
     return seen

@@ -12,7 +12,7 @@ import numpy as np
 from headcode.analysis.codes import Keys, capture, codes_of
 from headcode.analysis.decode import Decoder, examples, score
 from headcode.analysis.files import Arrays, write_arrays
-from headcode.analysis.runs import checkpoints_of, open_run
+from headcode.analysis.runs import check_layers, checkpoints_of, open_run
 from headcode.presets import RunConfig
 from headcode.tasks import FuzzyLogic, SRaven, Task
 from headcode.version import __version__
@@ -62,10 +62,9 @@ def make_map(
     features = codes_of(codes, layer, query)[:size]
     if len(features) < 5:
         raise ValueError(f"A map needs at least 5 codes, got {len(features)}.")
-    spread = features.std(0)
-    if not (spread > 1e-6 * np.abs(features).max()).any():
-        # In layer 0 a hidden token knows nothing but its place: its code to itself is the same in every instance.
+    if _constant(features):
         raise ValueError(f"The codes of query {query} in layer {layer} are all the same: there is nothing to map.")
+    spread = features.std(0)
     standardised = (features - features.mean(0)) / np.where(spread > 0, spread, 1)
     points, settings = _embed(standardised, method, seed, perplexity)
     labels = {name: array[:size] for name, array in labels_for_colour(task_of(codes), codes, query).items()}
@@ -116,6 +115,8 @@ def likeness(seen: Arrays, held_out: Arrays, path: str | Path, *, layer: int) ->
     """
     task = task_of(seen)
     first, second = examples(task, seen, layer), examples(task, held_out, layer)
+    if _constant(first.features):
+        raise ValueError(f"The codes in layer {layer} are all the same: there is nothing to compare.")
     rows, columns = _means(first), _means(second)
     centre = np.nanmean(rows, axis=0, keepdims=True)
     occurs = ~np.isnan(columns).any(1) & ~np.isnan(rows).any(1)
@@ -132,6 +133,11 @@ def likeness(seen: Arrays, held_out: Arrays, path: str | Path, *, layer: int) ->
     }
     arrays = {"cosine": _cosine(rows, columns), "centred": centred, "classes": first.classes}
     return write_arrays(path, arrays, card)
+
+
+def _constant(features: np.ndarray) -> bool:
+    """Whether codes differ by rounding alone: in layer 0 a hidden token may know nothing but its place."""
+    return not (features.std(0) > 1e-6 * np.abs(features).max()).any()
 
 
 def _means(data: Any) -> np.ndarray:
@@ -172,6 +178,8 @@ def along_training(
     `training.npz` in `folder` has `means` (step, class, 2), the mean codes in the plane of the last step's two main
     directions, and `steps`.
     """
+    if split == "iid":
+        raise ValueError("Decoders fitted on 'iid' cannot be tested on it; choose another split.")
     names = checkpoints_of(path) if checkpoints is None else list(checkpoints)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -182,7 +190,7 @@ def along_training(
     try:
         for name in names:
             run = open_run(path, name, inputs=inputs)
-            chosen = layer % run.config.model.num_layers
+            chosen = check_layers([layer], run.config.model.num_layers)[0]
             options: dict[str, Any] = {"size": size, "layers": [chosen], "keys": keys}
             fit = examples(run.task, capture(run, "iid", draft, **options), chosen)
             decoder = Decoder(fit, seed)

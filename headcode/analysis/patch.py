@@ -31,6 +31,7 @@ def patch(
     keys: str = "all",
     split: str = "compositional",
     size: int = 2048,
+    inputs: str | None = None,
     seed: int = 0,
     batch_size: int = 256,
 ) -> list[dict[str, Any]]:
@@ -46,10 +47,11 @@ def patch(
     the donor has the same points and other terms; `follows` is the share of answers that are closer to the donor's
     function than to the recipient's own.
 
-    Controls: `none` (no patch: how often the answer agrees by itself) and `shuffled` (the donor's code with its heads
-    permuted: the same numbers, another configuration). Rows: one per layer and control, and `all` layers together.
+    Controls: `none` (no patch: how often the answer agrees by itself) and `shuffled` (the donor's code with each head's
+    part given to another head, drawn anew for each pair: the same numbers, another configuration). Rows: one per layer
+    and control, and `all` layers together.
     """
-    run = open_run(path, checkpoint)
+    run = open_run(path, checkpoint, inputs=inputs)
     check_split(run.task, split)
     if size < 2:
         raise ValueError(f"Patching needs at least 2 instances, got size {size}.")
@@ -225,14 +227,23 @@ def _patched_answers(
         if control == "none":
             output = _outputs(run, recipient)
         else:
-            order = torch.arange(run.config.model.num_heads)
+            rows, heads = torch.arange(len(token)), run.config.model.num_heads
+            order = torch.arange(heads).expand(len(token), -1)
             if control == "shuffled":
-                order = torch.randperm(len(order), generator=generator)
-            given = {layer: codes[torch.arange(len(token)), :, token][:, order] for layer, codes in donated.items()}
+                order = torch.stack([_other_heads(heads, generator) for _ in rows])
+            given = {layer: codes[rows[:, None], order, token[:, None]] for layer, codes in donated.items()}
             with edit_codes(run.model, _swap(given, places[token], keys, run.task.sequence_length), layers=layers):
                 output = _outputs(run, recipient)
         outputs.append(output[torch.arange(len(token)), token])
     return torch.cat(outputs)
+
+
+def _other_heads(count: int, generator: torch.Generator) -> Tensor:
+    """A random order of the heads in which none keeps its place: one cycle through all of them."""
+    cycle = torch.randperm(count, generator=generator)
+    order = torch.empty_like(cycle)
+    order[cycle] = cycle.roll(1)
+    return order
 
 
 def _swap(given: dict[int, Tensor], at: Tensor, keys: str, length: int) -> Edit:

@@ -84,6 +84,7 @@ class Command:
             self._draw(codes, out, layers)
 
     def _draw(self, codes, out: Path, layers: list[int]) -> None:  # type: ignore[no-untyped-def]
+        from headcode.analysis.files import open_arrays
         from headcode.analysis.maps import make_map
         from headcode.report.figures import code_map
 
@@ -95,8 +96,9 @@ class Command:
             except ValueError as nothing:
                 print(f"no map of layer {layer}: {nothing}")
                 continue
-            colours = ("rule", "target", "correct") if codes.card["task"] == "sraven" else ("term", "target", "correct")
-            for colour in colours:
+            # Tokens whose outputs are not read have no target.
+            labels = open_arrays(path)
+            for colour in (name for name in ("rule", "term", "target", "correct") if name in labels):
                 stem = out.parent / "figures" / f"{path.stem}-{colour}"
                 drawn = code_map({f"layer {layer}": path}, stem, colour)
                 print(f"wrote {', '.join(map(str, drawn))}")

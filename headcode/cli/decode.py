@@ -30,7 +30,8 @@ class Command:
     split: str = "compositional"
     """Where decoders are tested; they are fitted on fresh samples of the training compositions (iid)."""
     inputs: Literal["uniform", "fixed_context", "fixed_query"] | None = None
-    """Fuzzy logic: which points all sequences share; fixed_context unless given."""
+    """Fuzzy logic: which points all sequences share; unless given, fixed_context for decoders and likeness, and as in
+    training for --patch and --ablate."""
     checkpoint: str = "last"
     """last, best or a name such as step-500."""
     size: int = 4096
@@ -101,12 +102,13 @@ class Command:
             self.run_folder,
             checkpoint=self.checkpoint,
             layers=self.layers,
-            keys=keys if isinstance(keys, str) else "",
+            keys=keys if isinstance(keys, str) else " ".join(self.keys),
+            inputs=self.inputs,
             split=self.split,
             size=self.size,
             seed=self.seed,
         )
-        facts = open_run(self.run_folder, self.checkpoint).facts()
+        facts = open_run(self.run_folder, self.checkpoint, inputs=self.inputs).facts()
         card = {**facts, "what": "patching", "split": self.split, "size": self.size, "donor_seed": self.seed}
         result = {"card": card, "rows": rows}
         paths = write_decoding(result, out, "patch")
@@ -121,7 +123,7 @@ class Command:
         from headcode.analysis.runs import open_run
         from headcode.report import figures
 
-        run = open_run(self.run_folder, self.checkpoint)
+        run = open_run(self.run_folder, self.checkpoint, inputs=self.inputs)
         rows = ablate(run, split=self.split, size=self.size, layers=self.layers)
         result = {"card": {**run.facts(), "what": "ablation", "split": self.split, "size": self.size}, "rows": rows}
         paths = write_decoding(result, out, "ablate")
@@ -147,7 +149,11 @@ class Command:
             seen = capture(run, "iid", Path(folder) / "seen.npz", **options)
             held_out = capture(run, self.split, Path(folder) / "held-out.npz", **options)
             for layer in layers:
-                path = likeness(seen, held_out, out / f"likeness-layer{layer}.npz", layer=layer)
+                try:
+                    path = likeness(seen, held_out, out / f"likeness-layer{layer}.npz", layer=layer)
+                except ValueError:  # codes that are all the same
+                    rows.append({"layer": layer, "diagonal_share": None, "classes_compared": 0})
+                    continue
                 card = open_arrays(path).card
                 rows.append({name: card[name] for name in ("layer", "diagonal_share", "classes_compared")})
                 stem = out / "figures" / path.stem
@@ -161,7 +167,9 @@ class Command:
         from headcode.analysis.maps import along_training
         from headcode.report import figures
 
-        layer = -1 if self.layers is None else self.layers[0]
+        layer, *more = self.layers or (-1,)
+        if more:
+            raise ValueError(f"--training follows one layer, got {len(more) + 1}.")
         result = along_training(
             self.run_folder,
             out,

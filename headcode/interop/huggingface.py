@@ -6,6 +6,7 @@ projection. Nothing else in headcode knows an architecture's names. Weights are 
 
 import dataclasses
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -152,8 +153,6 @@ def load_pretrained(name: str | Path, *, tokenizer: bool = True) -> tuple[nn.Mod
     Only safetensors weights are read: a folder that has nothing but pickled ones is refused, and code that comes with
     a model is never run. A folder needs no network, and HF_HUB_OFFLINE=1 keeps to the local cache.
     """
-    from safetensors import SafetensorError
-
     transformers = _transformers()
     folder = Path(name).expanduser()
     local = folder.is_dir()
@@ -167,16 +166,29 @@ def load_pretrained(name: str | Path, *, tokenizer: bool = True) -> tuple[nn.Mod
     try:
         config = transformers.AutoConfig.from_pretrained(source, **options)
         architecture_of(config)
-        model = transformers.AutoModel.from_pretrained(
-            source, config=config, attn_implementation="eager", use_safetensors=True, dtype=torch.float32, **options
+        how = {"attn_implementation": "eager", "use_safetensors": True, "dtype": torch.float32}
+        model, found = transformers.AutoModel.from_pretrained(
+            source, config=config, output_loading_info=True, **how, **options
         )
         words = transformers.AutoTokenizer.from_pretrained(source, **options) if tokenizer else None
-    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
-        first = " ".join(str(error).split())[:300]
-        raise ValueError(f"{name} could not be loaded: {first}") from None
     except ValueError as error:
         raise ValueError(" ".join(str(error).split())[:400]) from None
+    except Exception as error:  # transformers raises whatever its many readers do
+        first = " ".join(str(error).split())[:300]
+        raise ValueError(f"{name} could not be loaded: {first}") from None
+    # What the file lacks is filled with random numbers; only a pooler is no part of attention.
+    if missing := sorted(key for key in found["missing_keys"] if not key.startswith("pooler.")):
+        raise ValueError(f"The weights of {name} lack {len(missing)} tensors of the model, such as {missing[0]}.")
     return model.eval(), words
+
+
+def longest_text(model: nn.Module) -> int:
+    """The most tokens that a model has places for; RoBERTa and its kin count them from behind the padding's."""
+    limit: int = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
+    places = part(model, "embeddings.position_embeddings")
+    if isinstance(places, nn.Embedding) and places.padding_idx is not None:
+        limit = min(limit, places.num_embeddings - places.padding_idx - 1)
+    return limit
 
 
 def _check_folder(folder: Path) -> None:

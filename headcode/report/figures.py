@@ -52,13 +52,14 @@ def solved_against_failed(results: Mapping[str, str | Path], stem: str | Path, l
     found = {name: read_result(path) for name, path in results.items()}
     with canvas(COLUMN_WIDTH, 2.2) as (figure, axes):
         for shift, subset, colour in ((-0.18, "solved", PALETTE[2]), (0.18, "failed", PALETTE[3])):
+            label: str | None = subset
             for place, result in enumerate(found.values()):
                 rows = [r for r in result["rows"] if r["source"] == "codes" and r["subset"] == subset]
                 layers = sorted({row["layer"] for row in rows})
                 for row in (row for row in rows if row["layer"] == layers[layer]):
                     error = [[row["macro_f1"] - row["macro_f1_low"]], [row["macro_f1_high"] - row["macro_f1"]]]
-                    label = subset if place == 0 else None
                     axes.bar(place + shift, row["macro_f1"], 0.33, color=colour, label=label)
+                    label = None
                     axes.errorbar(
                         place + shift, row["macro_f1"], np.maximum(error, 0), fmt="none", ecolor="#333333", lw=0.7
                     )
@@ -68,24 +69,33 @@ def solved_against_failed(results: Mapping[str, str | Path], stem: str | Path, l
 
 
 def code_map(maps: Mapping[str, str | Path], stem: str | Path, colour: str = "rule") -> list[Path]:
-    """Maps of codes (t-SNE, PCA or UMAP) coloured by rule, term, target or correct; one panel per named map."""
+    """Maps of codes (t-SNE, PCA or UMAP) coloured by rule, term, target or correct; one panel per named map.
+
+    Points are moved by about a hundredth of the map, so that codes that coincide show all their colours.
+    """
     found = {name: open_arrays(path) for name, path in maps.items()}
     width = COLUMN_WIDTH if len(found) == 1 else PAGE_WIDTH
+    for name, arrays in found.items():
+        if colour not in arrays:
+            known = ", ".join(sorted(set(arrays) - {"points"}))
+            raise ValueError(f"The map of {name} can be coloured by {known}, not by {colour!r}.")
+    # One legend for all panels, though a class may be missing in some.
+    names = _class_names(colour, np.concatenate([np.asarray(arrays[colour]) for arrays in found.values()]))
     with canvas(width, 2.7 if len(found) == 1 else 2.6, 1, len(found), squeeze=False) as (figure, axes):
         for panel, (name, arrays) in zip(axes[0], found.items(), strict=True):
-            if colour not in arrays:
-                known = ", ".join(sorted(set(arrays) - {"points"}))
-                raise ValueError(f"The map of {name} can be coloured by {known}, not by {colour!r}.")
             points, labels = np.asarray(arrays["points"]), np.asarray(arrays[colour])
-            names = _class_names(colour, labels)
+            points = points + 0.012 * np.ptp(points, axis=0) * np.random.default_rng(0).normal(size=points.shape)
             if names is None:
                 drawn = panel.scatter(*points.T, c=labels, cmap="cividis", s=3, lw=0, rasterized=True)
                 figure.colorbar(drawn, ax=panel, label=colour, shrink=0.8)
             else:
                 for index, (value, label) in enumerate(names.items()):
                     chosen = labels == value
-                    style = {"color": PALETTE[index % 8], "marker": MARKERS[(index + index // 8) % 8], "s": 5, "lw": 0}
-                    panel.scatter(*points[chosen].T, label=label, alpha=0.8, rasterized=True, **style)
+                    tone, marker = PALETTE[index % 8], MARKERS[index % 8]
+                    style = {"color": tone, "s": 5, "lw": 0, "alpha": 0.8}
+                    if index >= len(PALETTE):  # the second round of colours is hollow
+                        style = {"facecolors": "none", "edgecolors": tone, "s": 6, "lw": 0.6}
+                    panel.scatter(*points[chosen].T, label=label, marker=marker, rasterized=True, **style)
             panel.set(title=name, xticks=[], yticks=[])
             for side in ("left", "bottom"):
                 panel.spines[side].set_visible(False)
@@ -93,7 +103,8 @@ def code_map(maps: Mapping[str, str | Path], stem: str | Path, colour: str = "ru
         if handles:
             place = "outside right center" if len(found) == 1 else "outside lower center"
             columns = 1 if len(found) == 1 else min(len(handles), 12)
-            figure.legend(handles, labels, loc=place, ncols=columns, markerscale=2, handletextpad=0.1, columnspacing=1)
+            space = {"markerscale": 2, "handletextpad": 0.1, "columnspacing": 1}
+            figure.legend(handles, labels, loc=place, ncols=columns, title=colour, title_fontsize=8, **space)
         return save(figure, stem)
 
 
@@ -145,10 +156,13 @@ def along_training(files: Mapping[str, str | Path], stem: str | Path) -> list[Pa
 def patching(results: Mapping[str, str | Path], stem: str | Path, donor: str | None = None) -> list[Path]:
     """Share of answers that follow the donor's code, by layer, patched and with its controls; one panel per result."""
     found = {name: read_result(path)["rows"] for name, path in results.items()}
+    kind = donor or next(iter(found.values()))[0]["donor"]
+    for name, everything in found.items():
+        if kind not in (known := list(dict.fromkeys(row["donor"] for row in everything))):
+            raise ValueError(f"The result of {name} has the donors {', '.join(known)}, not {kind!r}.")
     width = COLUMN_WIDTH if len(found) == 1 else PAGE_WIDTH
     with canvas(width, 2.3, 1, len(found), sharey=True, squeeze=False) as (figure, axes):
         for panel, (name, everything) in zip(axes[0], found.items(), strict=True):
-            kind = donor or everything[0]["donor"]
             rows = [row for row in everything if row["donor"] == kind]
             places = [row["layer"] for row in rows if row["control"] == "patched"]
             none = next(row["follows"] for row in rows if row["control"] == "none")
@@ -162,52 +176,58 @@ def patching(results: Mapping[str, str | Path], stem: str | Path, donor: str | N
                         x + shift, row["follows"], np.maximum(error, 0), fmt="none", ecolor="#333333", lw=0.7
                     )
             panel.axhline(none, color=GREY, ls=":", label="no patch")
-            panel.set(title=name, xlabel="layer", xticks=range(len(places)), ylim=(0, 1))
+            panel.set(title=f"{name}, {rows[0]['pairs']} pairs", xlabel="patched layer", ylim=(0, 1))
+            panel.set_xticks(range(len(places)))
             panel.set_xticklabels([str(place) for place in places])
-        axes[0, 0].set_ylabel("answers that follow")
+        axes[0, 0].set_ylabel(f"answers that follow\n(donor: {kind.replace('_', ' ')})")
         handles, labels = axes[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
         return save(figure, stem)
 
 
 def head_ablation(results: Mapping[str, str | Path], stem: str | Path) -> list[Path]:
-    """What is lost when single heads are taken out: a layer × head table per named result."""
+    """What is lost when single heads are taken out: a layer × head table per named result, on one scale."""
     found = {name: read_result(path) for name, path in results.items()}
     width = COLUMN_WIDTH if len(found) == 1 else PAGE_WIDTH
+    metric = "accuracy" if all("accuracy" in result["rows"][0] for result in found.values()) else "r2"
+    tables = {name: _losses(result["rows"], metric) for name, result in found.items()}
+    most = max(float(np.nanmax(losses)) for _, losses in tables.values())
     with canvas(width, 1.9, 1, len(found), squeeze=False) as (figure, axes):
-        for panel, (name, result) in zip(axes[0], found.items(), strict=True):
-            metric = "accuracy" if "accuracy" in result["rows"][0] else "r2"
-            whole = result["rows"][0][metric]
-            single = [row for row in result["rows"] if row["head"] is not None]
-            layers = sorted({row["layer"] for row in single})
-            heads = 1 + max(row["head"] for row in single)
-            losses = np.full((len(layers), heads), np.nan)
-            for row in single:
-                losses[layers.index(row["layer"]), row["head"]] = whole - row[metric]
-            drawn = panel.imshow(losses, cmap="viridis", vmin=0, aspect="auto")
+        for panel, (name, (layers, losses)) in zip(axes[0], tables.items(), strict=True):
+            drawn = panel.imshow(losses, cmap="viridis", vmin=0, vmax=max(most, 1e-6), aspect="auto")
             panel.set(title=name, xlabel="head", yticks=range(len(layers)), yticklabels=layers)
-            figure.colorbar(drawn, ax=panel, label=f"{metric} lost" if panel is axes[0, -1] else None, shrink=0.9)
         axes[0, 0].set_ylabel("layer")
+        figure.colorbar(drawn, ax=axes[0], label=f"{metric} lost".replace("r2", "R²"), shrink=0.9)
         return save(figure, stem)
+
+
+def _losses(rows: Sequence[dict[str, Any]], metric: str) -> tuple[list[int], np.ndarray]:
+    """Layers, and (layer, head) what a metric loses; the first row is the whole model."""
+    single = [row for row in rows if row["head"] is not None]
+    layers = sorted({row["layer"] for row in single})
+    losses = np.full((len(layers), 1 + max(row["head"] for row in single)), np.nan)
+    for row in single:
+        losses[layers.index(row["layer"]), row["head"]] = rows[0][metric] - row[metric]
+    return layers, losses
 
 
 def heads_at_fixed_width(path: str | Path, stem: str | Path) -> list[Path]:
     """Generalisation against the number of heads, all widths fixed: a line per method, held out and iid."""
     rows = read_result(path)["rows"]
-    with canvas(COLUMN_WIDTH, 2.3) as (figure, axes):
+    with canvas(COLUMN_WIDTH, 2.8) as (figure, axes):
         for index, method in enumerate(sorted({row["method"] for row in rows})):
             colour = METHOD_COLOURS.get(method, PALETTE[index])
             for split, line in (("compositional", "-"), ("iid", ":")):
-                heads = sorted({row["num_heads"] for row in rows if row["method"] == method})
-                mean = [
-                    np.mean([r[split] for r in rows if r["method"] == method and r["num_heads"] == h]) for h in heads
-                ]
+                mine = [row for row in rows if row["method"] == method and row.get(split) is not None]
+                heads = sorted({row["num_heads"] for row in mine})
+                mean = [np.mean([row[split] for row in mine if row["num_heads"] == h]) for h in heads]
                 axes.plot(heads, mean, line, marker="o", color=colour, label=f"{method}, {split}")
         ticks = sorted({row["num_heads"] for row in rows})
         axes.set_xscale("log", base=2)
         axes.set(xlabel="heads (all widths fixed)", ylabel=rows[0]["metric"].replace("r2", "R²"))
         axes.set_xticks(ticks, [str(t) for t in ticks])
-        axes.legend()
+        axes.minorticks_off()
+        figure.legend(loc="outside lower center", ncols=2)
         return save(figure, stem)
 
 

@@ -3,6 +3,7 @@
 import zipfile
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -71,6 +72,9 @@ def test_foreign_files_are_refused(tmp_path):
         pass
     with pytest.raises(ValueError, match="not written by headcode"):
         open_arrays(tmp_path / "empty.npz")
+    pyarrow.parquet.write_table(pyarrow.table({"x": [1]}), tmp_path / "bare.parquet", store_schema=False)
+    with pytest.raises(ValueError, match="not written by headcode"):
+        open_arrays(tmp_path / "bare.parquet")
     with pytest.raises(ValueError, match="not a Parquet file"):
         open_arrays(write_bytes(tmp_path / "codes.parquet", b"nonsense"))
 

@@ -35,6 +35,14 @@ def test_constant_features_give_the_commonest_class():
         assert set(guess[:, query]) == {np.bincount(data.labels[:, query]).argmax()}
 
 
+def test_a_rare_class_does_not_silence_the_others():
+    data = synthetic(0.1)
+    data.labels[:2], data.labels[2:] = 4, data.labels[2:] % 4
+    prototypes = np.random.default_rng(1).normal(size=(2, 5, 7))
+    data = dataclasses.replace(data, features=prototypes[np.arange(2), data.labels])
+    assert (Decoder(data).predict(data) == data.labels)[2:].all()
+
+
 def test_present_classes_are_ranked():
     rng = np.random.default_rng(0)
     labels = np.zeros((400, 6), bool)

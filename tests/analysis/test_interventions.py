@@ -49,6 +49,19 @@ def test_own_codes_change_nothing(make_run, keys):
         torch.testing.assert_close(patched, run.model(x)[:, -1], rtol=1e-4, atol=1e-5)
 
 
+def test_every_pair_has_its_own_shuffle(make_run, monkeypatch):
+    """One order of the heads for many pairs would be one draw, however many pairs there are."""
+    run = blind(open_run(make_run("sraven", method="linear", num_layers=1)))
+    x = run.task.instances("iid", np.arange(2)).x
+    pairs = {"recipient": x[:1].repeat(40, 1, 1), "donor": x[1:].repeat(40, 1, 1), "token": torch.ones(40).long()}
+    shuffled = _patched_answers(run, pairs, [0], "all", "shuffled", 0, 40)
+    patched = _patched_answers(run, pairs, [0], "all", "patched", 0, 40)
+    assert len(shuffled.round(decimals=4).unique(dim=0)) == 2, (
+        "three heads have two orders in which none keeps its place"
+    )
+    assert ((shuffled - patched).abs().amax(1) > 1e-4).all()
+
+
 @pytest.mark.parametrize("permute", [True, False])
 def test_rules_are_applied_as_the_task_does(permute):
     task = SRaven(num_features=3, permute=permute)
@@ -101,6 +114,8 @@ def test_patch_end_to_end(make_run, monkeypatch, task):
     for row in rows:
         assert 0 <= row["follows_low"] <= row["follows"] <= row["follows_high"] <= 1 and row["pairs"] > 0
     assert rows == patch(path, size=200, split="iid")
+    if task == "logic":
+        assert rows != patch(path, size=200, split="iid", inputs="fixed_query")
     with pytest.raises(ValueError, match="all or self"):
         patch(path, keys="some")
 
@@ -148,6 +163,10 @@ def test_heads_against_generalisation(make_run, tmp_path):
     assert rows[1]["compositional"] == expected
     with pytest.raises(ValueError, match="differ in dim"):
         heads_against_generalisation([make_run("logic"), make_run("logic", dim=14)])
+    with pytest.raises(ValueError, match="differ in mlp_dim"):
+        heads_against_generalisation([make_run("logic"), make_run("logic", mlp_dim=10)])
+    with pytest.raises(ValueError, match="differ in held_out"):
+        heads_against_generalisation([make_run("logic"), make_run("logic", held_out=0.4)])
     with pytest.raises(ValueError, match="at least one run"):
         heads_against_generalisation([])
 

