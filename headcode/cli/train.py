@@ -173,12 +173,13 @@ def _field_docstrings(cls: Any) -> dict[str, str]:
 
 
 def _given_preset(arguments: Sequence[str]) -> str | None:
+    given = None  # as with every flag, the last one counts
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if argument == "--preset":
-            return following
-        if argument.startswith("--preset="):
-            return argument.removeprefix("--preset=")
-    return None
+            given = following
+        elif argument.startswith("--preset="):
+            given = argument.removeprefix("--preset=")
+    return given
 
 
 def _presets_of(task: str) -> str:

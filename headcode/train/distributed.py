@@ -45,6 +45,14 @@ class Group:
             values /= self.world_size
         return values
 
+    def largest(self, value: int) -> int:
+        """The largest of the processes' values."""
+        if self.world_size == 1:
+            return value
+        largest = torch.tensor([value], device=_collective_device())
+        torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+        return int(largest)
+
     def from_main(self, value: Any) -> Any:
         """A JSON-like value of the main process, given to all."""
         if self.world_size == 1:
@@ -62,6 +70,21 @@ class Group:
     def wait(self) -> None:
         if self.world_size > 1:
             torch.distributed.barrier()
+
+
+class Later:
+    """A number that is on its way from a GPU to the host, so that nobody has to wait for it until it is looked at."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._value = value.to("cpu", non_blocking=True)
+        self._arrived = torch.cuda.Event() if value.is_cuda else None
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def look(self) -> float:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return float(self._value)
 
 
 def started_by_torchrun() -> bool:

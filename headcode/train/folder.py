@@ -7,6 +7,7 @@ timing.jsonl         steps per second and the share of time spent waiting for da
 checkpoints/step-N/  see `checkpoint`
 """
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -99,7 +100,9 @@ class RunFolder:
 
     def _close_metrics(self) -> None:
         if self._metrics is not None:
-            self._metrics.close()
+            # Every line was flushed when it was added: what is left after a full disk is cut off on resuming anyway.
+            with contextlib.suppress(OSError):
+                self._metrics.close()
             self._metrics = None
 
 

@@ -7,7 +7,10 @@ from typing import Any
 
 
 class Interruption:
-    """While entered, the first SIGINT or SIGTERM is noted in `signal_number`; a second one ends the process at once."""
+    """While entered, the first SIGINT or SIGTERM is noted in `signal_number`. A second Ctrl-C ends the process at once.
+
+    A second SIGTERM does not: Slurm sends it to every process, and torchrun to its own once more.
+    """
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -21,13 +24,14 @@ class Interruption:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._put_back()
+        self._put_back(signal.SIGINT, signal.SIGTERM)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal_number = number
-        self._put_back()
+        if self.signal_number is None:
+            self.signal_number = number
+        self._put_back(signal.SIGINT)
 
-    def _put_back(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
+    def _put_back(self, *numbers: int) -> None:
+        for number in numbers:
+            if number in self._before:
+                signal.signal(number, self._before.pop(number))

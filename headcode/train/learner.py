@@ -93,6 +93,8 @@ class Learner:
             yield lambda x: self._predict(self.model, self._on_device(x))
         finally:
             self.model.train()
+            if self.sharded:
+                self.model.reshard()  # type: ignore[operator]  # a forward pass alone leaves the outer weights whole
             if weights is not None:
                 self._set_weights(weights)
 

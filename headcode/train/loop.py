@@ -11,6 +11,7 @@ import contextlib
 import math
 import time
 import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -32,7 +33,7 @@ from headcode.train.checkpoint import (
     write_checkpoint,
 )
 from headcode.train.data import Prefetcher
-from headcode.train.distributed import Group, join_group, leave_group
+from headcode.train.distributed import Group, Later, join_group, leave_group
 from headcode.train.evaluate import evaluate, evaluation_splits
 from headcode.train.folder import RunFolder, read_environments
 from headcode.train.interruption import Interruption
@@ -50,6 +51,9 @@ from headcode.train.runtime import (
     numerics,
 )
 from headcode.train.stopwatch import Stopwatch
+
+SIGNAL_DELAY = 8
+"""Steps after which processes with GPUs heed a signal that one of them got: until then no host waits for a GPU."""
 
 
 class TrainingFailed(RuntimeError):
@@ -175,11 +179,15 @@ class Trainer:
         # every update from the first bad one on, and the host looks when it logs.
         self._looks_each_step = device.type == "cpu" or not self.learner.optimizer.skips_on_device
         self._failed = torch.zeros((), device=device)
+        self._signal_delay = 0 if self._looks_each_step else SIGNAL_DELAY
+        self._signals: deque[Later] = deque()
         self._restore()
         if self._folder is not None:
             self._record_start(self._folder)
         self._stopwatch = Stopwatch(self.step)
-        for reporter in self._reporters if self._group.is_main else []:
+        if not self._group.is_main:
+            self._reporters = []
+        for reporter in self._reporters:
             reporter.start(self.step, self.config.steps)
             stack.callback(reporter.close)
 
@@ -216,8 +224,11 @@ class Trainer:
         """The loss of the whole batch, and a signal that any process got (0: none): the same on all processes."""
         if self._group.world_size == 1:
             return loss, signal_number or 0
-        means = self._group.mean(torch.stack([loss, loss.new_tensor(float(signal_number or 0))]))
-        return means[0], math.ceil(float(means[1]))
+        loss, signals = self._group.mean(torch.stack([loss, torch.full_like(loss, signal_number or 0)]))
+        self._signals.append(Later(signals))
+        if len(self._signals) <= self._signal_delay or self._signals.popleft().look() == 0:
+            return loss, 0
+        return loss, self._group.largest(signal_number or 0)
 
     def _update(self, rate: float, loss: Tensor, norm: Tensor) -> None:
         """One step of the optimiser, unless the loss or the gradient is not finite."""
@@ -278,7 +289,7 @@ class Trainer:
         if self._folder is not None:
             with self._disk_problems_explained():
                 self._folder.add_metrics(record)
-        for reporter in self._reporters if self._group.is_main else []:
+        for reporter in self._reporters:
             reporter.record(record)
 
     def _save(self) -> None:

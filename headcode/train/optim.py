@@ -6,11 +6,13 @@ key and value biases are (head, dim) in the authors' code and are decayed, and s
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headcode.presets import OptimizationConfig
+from headcode.train.distributed import laid_out_like
 
 _TWO_DIMENSIONAL_BIASES = ("query_proj.bias", "key_proj.bias", "value_proj.bias")
 
@@ -87,7 +89,7 @@ class Optimizer:
                     yield f"{self._names[id(parameter)]}.{key}", value
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Take the state that `state` gave; the tensors must have their parameters' layout."""
+        """Take the state that `state` gave, whole and from any device."""
         by_parameter: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             parameter_name, _, key = name.rpartition(".")
@@ -101,7 +103,15 @@ class Optimizer:
             for group in part.param_groups:
                 for parameter in group["params"]:
                     if by_parameter:
-                        part.state[parameter] = by_parameter[self._names[id(parameter)]]
+                        entries = by_parameter[self._names[id(parameter)]]
+                        part.state[parameter] = {key: _placed(key, entries[key], parameter, group) for key in entries}
+
+
+def _placed(key: str, value: Tensor, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+    """An entry of the state where torch wants it: moments beside their parameter, the step count by its own rule."""
+    if key != "step":
+        return laid_out_like(value, parameter)
+    return value.to(parameter.device) if group.get("fused") else value
 
 
 def _make_adamw(parameters: dict[str, nn.Parameter], config: OptimizationConfig, sharded: bool) -> torch.optim.AdamW:

@@ -56,7 +56,7 @@ def find_device(name: str) -> torch.device:
 
 @contextlib.contextmanager
 def numerics(precision: str, device: torch.device, threads: int | None) -> Iterator[None]:
-    """Threads and matrix-product precision for the time of a run; both are put back afterwards."""
+    """Threads, matrix-product precision and the current GPU for the time of a run; all are put back afterwards."""
     if precision == "tf32" and device.type != "cuda":
         raise ValueError(f"precision 'tf32' is for CUDA devices, this run is on {device.type}; use float32.")
     if precision == "float64" and device.type == "mps":
@@ -66,7 +66,9 @@ def numerics(precision: str, device: torch.device, threads: int | None) -> Itera
         torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
-        yield
+        # Collectives and kernels go to the current GPU, whichever one their tensors are on.
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            yield
     finally:
         torch.set_num_threads(threads_before)
         torch.set_float32_matmul_precision(products_before)

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from headcode.cli import main
+from headcode.cli.train import parse
 from headcode.presets import override, preset
 from headcode.train import read_metrics, read_run_config
 from headcode.train.folder import RunFolder
@@ -125,6 +126,11 @@ def test_the_default_folder_and_preset(tmp_path, monkeypatch, capsys):
     expected = override(preset("logic-small"), method="linear", seed=2)
     assert (found.task, found.optimization) == (expected.task, expected.optimization)
     assert "runs/logic-small-linear-seed2" in capsys.readouterr().out
+
+
+def test_of_two_presets_the_last_counts():
+    command = parse(["logic", "--preset", "logic-small", "--preset=logic-paper", "--steps", "7"])
+    assert command.config() == override(preset("logic-paper"), steps=7)
 
 
 def test_help_lists_presets_and_flags(capsys):

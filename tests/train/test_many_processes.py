@@ -6,6 +6,7 @@ All on the loopback interface with gloo.
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -66,6 +67,21 @@ def test_two_processes_agree_with_one(alone, tmp_path, options):
     assert len(records[0]) == len(records[1])
     for one, two in zip(*records, strict=True):
         assert one["step"] == two["step"] and one["loss"] == pytest.approx(two["loss"], rel=1e-4)
+
+
+SHARDED = "--fsdp --steps 30 --ema-decay 0.9 --clip-norm 0.1 --accumulate 2 --checkpoint-every 12"
+
+
+def test_a_sharded_run_with_everything_resumes_bit_for_bit(tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    finish(torchrun(2, [*RUN.split(), *SHARDED.split(), "--out", str(whole)]))
+    shutil.copytree(whole, broken)
+    shutil.rmtree(broken / "checkpoints" / "step-30")
+    finish(torchrun(2, ["resume", str(broken)]))
+    assert json.loads((broken / "environment.json").read_text())["starts"][1]["step"] in (24, 25)
+    assert outcome(whole) == outcome(broken)
+    files = [run / "checkpoints" / "step-30" / "ema.safetensors" for run in (whole, broken)]
+    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def test_the_processes_divide_the_batch(tmp_path):

@@ -179,6 +179,20 @@ def test_a_skipped_update_changes_nothing():
     assert all(torch.equal(before[name], tensor) for name, tensor in optimizer.state())
 
 
+def test_state_from_the_cpu_goes_to_where_the_parameters_are():
+    """Checkpoints are read on the CPU. The meta device stands for a GPU; the count of steps stays, unless fused."""
+    model = torch.nn.Linear(3, 2, device="meta")
+    optimizer = Optimizer(model, OptimizationConfig(), sharded=True)
+    shapes = {"weight": (2, 3), "bias": (2,)}
+    moments = {f"{name}.{key}": torch.ones(shapes[name]) for name in shapes for key in ("exp_avg", "exp_avg_sq")}
+    optimizer.load_state(moments | {f"{name}.step": torch.tensor(3.0) for name in shapes})
+    assert {name: tensor.device.type for name, tensor in optimizer.state()} == {
+        **dict.fromkeys(moments, "meta"),
+        "weight.step": "cpu",
+        "bias.step": "cpu",
+    }
+
+
 def test_muon_takes_the_matrices_inside_the_blocks():
     config = ModelConfig(input_dim=5, output_dim=1, max_length=7, dim=8, num_heads=2, qk_dim=4, v_dim=4, num_layers=1)
     model = Transformer(config)

@@ -8,7 +8,7 @@ import sys
 import pytest
 from training_helpers import small_config, train
 
-from headcode.train import read_metrics, read_run_config
+from headcode.train import TrainingFailed, read_metrics, read_run_config
 from headcode.train.folder import RunFolder, read_environments
 
 
@@ -142,6 +142,21 @@ def test_metrics_are_brought_back_to_the_checkpoint(tmp_path, config):
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\nnonsense\n{}\n")
     with pytest.raises(ValueError, match="line 2 is not valid JSON"):
         read_metrics(tmp_path / "run")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs the device that is always full")
+def test_metrics_on_a_full_disk_are_explained(tmp_path, monkeypatch):
+    """The line that found no room is still in the file's buffer when it is closed: that must not hide the sentence."""
+    rewind = RunFolder.rewind_metrics
+
+    def rewind_onto_a_full_disk(folder, records):
+        rewind(folder, records)
+        folder._metrics.close()
+        folder._metrics = open("/dev/full", "a")  # noqa: SIM115 - the folder closes it
+
+    monkeypatch.setattr(RunFolder, "rewind_metrics", rewind_onto_a_full_disk)
+    with pytest.raises(TrainingFailed, match=r"could not be written at step 7 \(No space left on device\)"):
+        train(small_config(checkpoint_every=0), tmp_path / "run")
 
 
 def test_every_start_is_on_record(tmp_path, config):

@@ -4,6 +4,8 @@ import json
 import math
 import os
 import signal
+from collections import deque
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -21,6 +23,8 @@ from headcode.train import (
     read_metrics,
     task_loss,
 )
+from headcode.train.distributed import Group
+from headcode.train.runtime import numerics
 
 
 class Interrupting:
@@ -73,6 +77,55 @@ def test_stopped_by_a_signal_and_resumed_is_the_same_run(tmp_path, extras, numbe
 
 def test_a_signal_in_the_last_step_still_ends_a_whole_run(tmp_path, config):
     assert train(config, tmp_path / "run", reporters=[Interrupting(30)]).step == 30
+
+
+def test_a_second_sigterm_does_not_keep_it_from_saving(tmp_path, config):
+    """Slurm and torchrun send it to the same process, one after the other."""
+    both = [Interrupting(12), Interrupting(13)]
+    with pytest.raises(TrainingInterrupted, match="stopped at step 13 and saved"):
+        train(config, tmp_path / "run", reporters=both)
+    assert (tmp_path / "run" / "checkpoints" / "step-13").is_dir()
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path, config):
+    with pytest.raises(KeyboardInterrupt) as stop:
+        train(config, tmp_path / "run", reporters=[Interrupting(12, signal.SIGINT), Interrupting(13, signal.SIGINT)])
+    assert not isinstance(stop.value, TrainingInterrupted)
+
+
+class Pair(Group):
+    """This process as one of two; the other one has the same loss and no signal."""
+
+    def __init__(self, rank):
+        super().__init__(rank, 2)
+
+    def mean(self, values):
+        return torch.stack([values[0], values[1] / 2])
+
+    def largest(self, value):
+        return value
+
+
+@pytest.mark.parametrize("delay", [0, 3])
+def test_one_of_two_processes_gets_a_signal(delay):
+    """It is the signal that both report, and with GPUs both heed it the same number of steps later."""
+    trainer = Trainer(small_config(), runtime=Runtime(threads=1))
+    trainer._group, trainer._signal_delay, trainer._signals = Pair(0), delay, deque()
+    loss = torch.tensor(0.5)
+    found = [trainer._agree(loss, signal.SIGTERM if step >= 2 else None) for step in range(6)]
+    assert [stop for _, stop in found] == [0] * (2 + delay) + [signal.SIGTERM] * (4 - delay)
+    assert all(mean == loss for mean, _ in found)
+
+
+def test_only_the_main_process_reports(monkeypatch, config):
+    told = []
+
+    class Telling:
+        start = record = advance = close = lambda *anything: told.append(anything)
+
+    monkeypatch.setattr("headcode.train.loop.join_group", lambda device: Group(rank=1, world_size=1))
+    assert train(config, reporters=[Telling()]).step == 30
+    assert told == []
 
 
 def test_metrics_after_the_checkpoint_are_written_again(tmp_path, config):
@@ -311,6 +364,14 @@ def test_other_precisions(precision, records, tolerance):
 def test_tf32_needs_a_gpu_and_says_so():
     with pytest.raises(ValueError, match="'tf32' is for CUDA devices, this run is on cpu"):
         train(small_config(precision="tf32"))
+
+
+def test_the_gpu_of_a_run_is_the_current_one(monkeypatch):
+    """Collectives and kernels go to the current GPU: without this, those of all processes would go to the first."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: chosen.append(device) or nullcontext())
+    with numerics("float32", torch.device("cuda", 1), None):
+        assert chosen == [torch.device("cuda", 1)]
 
 
 def test_muon_trains_and_resumes(tmp_path):
