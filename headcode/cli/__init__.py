@@ -42,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:
         _fail(f"There is no command {name!r}; the commands are: {', '.join(COMMANDS)}.")
-    module = importlib.import_module(f"headcode.cli.{name}")
     try:
+        module = importlib.import_module(f"headcode.cli.{name}")
         if hasattr(module, "parse"):  # a command whose flags depend on its arguments
             command = module.parse(rest)
         else:
@@ -52,6 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         # The reader of our output (head, less) has gone: not an error worth a word.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        print("headcode: interrupted.", file=sys.stderr)
+        raise SystemExit(130) from None
     except (ValueError, OSError, ModuleNotFoundError) as error:
         if os.environ.get("HEADCODE_TRACEBACK"):
             raise

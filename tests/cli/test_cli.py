@@ -108,3 +108,16 @@ def test_module_entry_point_and_a_closed_pipe(tmp_path):
     command = f"{sys.executable} -m headcode info {tmp_path} | head -1"
     run = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert run.stdout == "parameters       151,009\n" and run.stderr == ""
+
+
+def test_ctrl_c_is_not_a_traceback(monkeypatch, capsys):
+    import headcode.cli.info
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(headcode.cli.info.Command, "run", interrupted)
+    with pytest.raises(SystemExit) as exit_:
+        headcode.cli.main(["info", "somewhere"])
+    assert exit_.value.code == 130
+    assert capsys.readouterr().err == "headcode: interrupted.\n"
