@@ -42,6 +42,7 @@ class Prefetcher(Generic[T]):
                 raise error
             self._room.release()
             yield item  # type: ignore[misc]
+            del item
 
     def _run(self) -> None:
         for index in range(self._first, self._stop):

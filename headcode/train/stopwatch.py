@@ -30,6 +30,8 @@ class Stopwatch:
             self._waited += waited
             self.waited += waited
             yield item
+            # Freeing a tensor lets other threads run: not while the next item is waited for.
+            del item
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
