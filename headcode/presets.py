@@ -18,14 +18,18 @@ from headcode.tasks import TASKS, FuzzyLogic, SRaven, Task
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizationConfig(Config):
-    """The optimiser and its learning rate: linear warm-up from 0, then a cosine down to a share of the peak."""
+    """The optimiser and its learning rate: linear warm-up from 0, then down to a share of the peak."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
     """adamw, or muon for the matrices inside the blocks (and AdamW for all else)."""
     learning_rate: float = 1e-3
     """The peak, reached at the end of the warm-up."""
+    schedule: Literal["cosine", "stable"] = "cosine"
+    """After the warm-up: cosine falls all the way; stable holds the peak, then falls in a line over `decay_share`."""
+    decay_share: float = 0.25
+    """Of the schedule `stable`: the last share of the run's steps, over which the rate falls."""
     final_rate: float = 0.1
-    """Where the cosine ends, as a share of the peak."""
+    """Where the rate ends, as a share of the peak."""
     warmup_steps: int = 100
     """Steps of linear warm-up from 0; at most a tenth of the run's steps are taken."""
     weight_decay: float = 0.1
@@ -49,6 +53,10 @@ class OptimizationConfig(Config):
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}.")
+        if not 0 <= self.decay_share <= 1:
+            raise ValueError(f"decay_share must lie in 0..1, got {self.decay_share}.")
+        if self.authors_schedule and self.schedule != "cosine":
+            raise ValueError(f"authors_schedule is a cosine, and schedule is {self.schedule!r}: use one of the two.")
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise ValueError(f"clip_norm must be above 0, or None for no clipping, got {self.clip_norm}.")
 
@@ -243,6 +251,26 @@ def sraven_paper() -> RunConfig:
     return sraven().replace(steps=40_000_000 // 128, eval_every=5000, checkpoint_every=5000)
 
 
+def sraven_fast() -> RunConfig:
+    """SRAVEN in one run on two CPU cores: a curriculum of aligned puzzles, Muon, a constant rate, learned positions.
+
+    The curriculum is counted in instances and ends after 70 % of the 60,000 steps: with other steps, set `aligned` too.
+    """
+    steps, batch_size = 60_000, 128
+    curriculum = ((0.0, 0.8), (0.7 * steps * batch_size, 0.0))
+    return override(
+        sraven(),
+        aligned=curriculum,
+        optimizer="muon",
+        schedule="stable",
+        final_rate=0.0,
+        attention_dropout=0.0,
+        position="relative_learned",
+        steps=steps,
+        batch_size=batch_size,
+    )
+
+
 def sraven_small() -> RunConfig:
     """SRAVEN for a first look: 2 layers, puzzles of 2 features, no permutations, 2,000 steps."""
     return override(
@@ -283,6 +311,7 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
         logic_small,
         sraven,
         sraven_paper,
+        sraven_fast,
         sraven_small,
         sraven_width_2,
         sraven_width_4,

@@ -52,7 +52,7 @@ class ModelConfig(Config):
     feedforward: str = "gelu"
     """gelu (with biases) or swiglu (without)."""
     position: str = "relative"
-    """relative (T5 band), rotary, sinusoidal, learned or none."""
+    """relative (T5 band), rotary, sinusoidal, learned, relative_learned (both of these) or none."""
     causal: bool = False
     qk_norm: bool = False
     share_layers: bool = False
@@ -85,7 +85,13 @@ class ModelConfig(Config):
         check_choice("backend", self.backend, BACKEND_NAMES)
         if self.recurrent and (
             reason := why_not_recurrent(
-                norm, value_net, self.pooling, self.causal, self.position, self.attention_dropout
+                norm, value_net, self.pooling, self.causal, self.attention_position, self.attention_dropout
             )
         ):
             raise ValueError(f"recurrent=True is not possible: {reason}.")
+
+    @property
+    def attention_position(self) -> str:
+        """What the attention layers themselves know of positions: relative, rotary or none."""
+        by_layer = {"relative": "relative", "relative_learned": "relative", "rotary": "rotary"}
+        return by_layer.get(self.position, "none")

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from headcode.nn.checks import check_sizes
 
-POSITIONS = ("relative", "rotary", "sinusoidal", "learned", "none")
+POSITIONS = ("relative", "rotary", "sinusoidal", "learned", "relative_learned", "none")
 
 
 def relative_bucket(distance: int, num_buckets: int) -> int:

@@ -34,7 +34,7 @@ class TransformerBlock(nn.Module):
             pooling=config.pooling,
             qk_dim=config.qk_dim,
             v_dim=config.v_dim,
-            position=config.position if config.position in ("relative", "rotary") else "none",
+            position=config.attention_position,
             num_buckets=config.max_length,
             causal=config.causal,
             dropout=config.attention_dropout,
@@ -89,7 +89,7 @@ class Transformer(nn.Module):
             self.embedding = nn.Linear(config.input_dim, config.dim)
         else:
             self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        learned = config.position == "learned"
+        learned = config.position in ("learned", "relative_learned")
         self.positions = nn.Parameter(torch.empty(config.max_length, config.dim)) if learned else None
         distinct = 1 if config.share_layers else config.num_layers
         self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(distinct))
@@ -175,7 +175,7 @@ class Transformer(nn.Module):
             raise ValueError("Decoding with a cache needs a causal model; set causal=True in its ModelConfig.")
         recurrent = config.recurrent if recurrent is None else recurrent
         norm, value_net = resolve_method(config.method, config.norm, config.value_net)
-        reason = why_not_recurrent(norm, value_net, config.pooling, config.causal, config.position, 0.0)
+        reason = why_not_recurrent(norm, value_net, config.pooling, config.causal, config.attention_position, 0.0)
         if recurrent and reason:
             raise ValueError(f"recurrent=True is not possible: {reason}.")
         return DecodingCache([FastWeightState() if recurrent else KeyValueCache() for _ in range(config.num_layers)])

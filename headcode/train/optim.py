@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from headcode.presets import OptimizationConfig
 from headcode.train.distributed import laid_out_like
+from headcode.train.muon import Muon
 
 _TWO_DIMENSIONAL_BIASES = ("query_proj.bias", "key_proj.bias", "value_proj.bias")
 
@@ -23,11 +24,17 @@ def learning_rate(config: OptimizationConfig, step: int, steps: int) -> float:
     >>> config = OptimizationConfig(learning_rate=1.0, warmup_steps=10)
     >>> [round(learning_rate(config, step, 100), 4) for step in (0, 5, 10, 55, 100)]
     [0.0, 0.5, 1.0, 0.55, 0.1]
+    >>> config = OptimizationConfig(learning_rate=1.0, warmup_steps=10, schedule="stable", final_rate=0.0)
+    >>> [round(learning_rate(config, step, 100), 4) for step in (0, 10, 75, 85, 100)]
+    [0.0, 1.0, 1.0, 0.6, 0.0]
     """
     peak = config.learning_rate
     warmup = min(config.warmup_steps, steps // 10)
     if step < warmup:
         return peak * step / warmup
+    if config.schedule == "stable":
+        left = min((steps - step) / max(config.decay_share * steps, 1), 1.0)
+        return peak * ((1 - config.final_rate) * left + config.final_rate)
     end = steps - warmup if config.authors_schedule else steps
     progress = min((step - warmup) / max(end - warmup, 1), 1.0)
     cosine = 0.5 * (1 + math.cos(math.pi * progress))
@@ -57,7 +64,7 @@ class Optimizer:
         adamw = {n: p for n, p in parameters.items() if n not in muon}
         self.parts: list[torch.optim.Optimizer] = [_make_adamw(adamw, config, sharded)]
         if muon:
-            self.parts.append(_make_muon(list(muon.values()), config))
+            self.parts.append(Muon(muon.values(), lr=config.learning_rate, weight_decay=config.weight_decay))
         self.parameters = list(parameters.values())
 
     @property
@@ -128,13 +135,4 @@ def _make_adamw(parameters: dict[str, nn.Parameter], config: OptimizationConfig,
         eps=config.epsilon,
         fused=not sharded,
         foreach=True if sharded else None,
-    )
-
-
-def _make_muon(parameters: list[nn.Parameter], config: OptimizationConfig) -> torch.optim.Optimizer:
-    if not hasattr(torch.optim, "Muon"):
-        raise ValueError(f"optimizer='muon' needs torch 2.9 or later, this is {torch.__version__}; use adamw.")
-    # This adjustment gives an update the size of AdamW's, so that one learning rate and decay serve both.
-    return torch.optim.Muon(
-        parameters, lr=config.learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
     )
