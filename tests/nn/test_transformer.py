@@ -102,7 +102,7 @@ class TestPosition:
         torch.testing.assert_close(table[0, 0], torch.tensor(math.sin(2.0)))
         torch.testing.assert_close(table[1, 3 + 2], torch.tensor(math.cos(3.0 / 10_000)))
 
-    @pytest.mark.parametrize("position", ["relative", "rotary", "sinusoidal", "learned", "none"])
+    @pytest.mark.parametrize("position", ["relative", "rotary", "sinusoidal", "learned", "relative_learned", "none"])
     def test_order_matters_unless_none(self, position):
         model = small(position=position)
         last = slice(-1, None)
@@ -137,7 +137,7 @@ def test_layers_drop_different_pairs():
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("position", ["relative", "rotary", "sinusoidal", "learned"])
+@pytest.mark.parametrize("position", ["relative", "rotary", "sinusoidal", "learned", "relative_learned"])
 @pytest.mark.parametrize("share_layers", [False, True])
 def test_cached_decoding_equals_the_causal_pass(method, position, share_layers):
     model = small(
@@ -306,7 +306,7 @@ class TestStorage:
         ({"dim": "12"}, "ModelConfig.dim must be int, got '12'"),
         ({"causal": 1}, "ModelConfig.causal must be bool, got 1"),
         ({"method": "x"}, "method must be one of softmax, linear"),
-        ({"position": "x"}, "position must be one of relative, rotary, sinusoidal, learned, none"),
+        ({"position": "x"}, "position must be one of relative, rotary, sinusoidal, learned, relative_learned, none"),
         ({"feedforward": "x"}, "feedforward must be one of gelu, swiglu"),
         ({"backend": "x"}, "backend must be one of auto"),
         ({"recurrent": True}, "recurrent=True is not possible"),

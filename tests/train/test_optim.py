@@ -16,6 +16,7 @@ from headcode.nn import ModelConfig, Transformer
 from headcode.presets import OptimizationConfig, RunConfig
 from headcode.tasks import Batch, Task
 from headcode.train import Runtime, Trainer, learning_rate, task_loss
+from headcode.train.muon import Muon, orthogonal
 from headcode.train.optim import Optimizer, is_block_matrix, is_decayed
 
 GOLDENS = dict(np.load(Path(__file__).parents[1] / "goldens" / "steps_a.npz"))
@@ -199,10 +200,6 @@ def test_muon_takes_the_matrices_inside_the_blocks():
     names = {name for name, parameter in model.named_parameters() if is_block_matrix(name, parameter)}
     attention = {f"blocks.0.attention.{part}_proj.weight" for part in ("query", "key", "value", "output")}
     assert names == attention | {"blocks.0.feedforward.hidden_proj.weight", "blocks.0.feedforward.output_proj.weight"}
-    if not hasattr(torch.optim, "Muon"):
-        with pytest.raises(ValueError, match="needs torch 2.9"):
-            Optimizer(model, OptimizationConfig(optimizer="muon"))
-        return
     optimizer = Optimizer(model, OptimizationConfig(optimizer="muon", weight_decay=0.0))
     torch.manual_seed(0)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -217,11 +214,40 @@ def test_muon_takes_the_matrices_inside_the_blocks():
         assert update.max() / update.min() < 3
 
 
-def test_without_muon_the_version_is_named(monkeypatch):
-    monkeypatch.delattr(torch.optim, "Muon", raising=False)
-    model = Transformer(ModelConfig(input_dim=5, output_dim=1, max_length=7, dim=8, num_heads=2, qk_dim=4, v_dim=4))
-    with pytest.raises(ValueError, match=r"needs torch 2\.9 or later"):
-        Optimizer(model, OptimizationConfig(optimizer="muon"))
+def test_muon_is_torch_muon_in_full_precision():
+    torch.manual_seed(0)
+    shapes = [(7, 5), (5, 7), (7, 5), (3, 3)]
+    ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    theirs = [torch.nn.Parameter(parameter.detach().clone()) for parameter in ours]
+    optimizers = [
+        Muon(ours, lr=0.1, weight_decay=0.3),
+        torch.optim.Muon(theirs, lr=0.1, weight_decay=0.3, adjust_lr_fn="match_rms_adamw"),
+    ]
+    for _ in range(3):
+        for mine, other in zip(ours, theirs, strict=True):
+            mine.grad = torch.randn_like(mine)
+            other.grad = mine.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for mine, other in zip(ours, theirs, strict=True):
+        # torch rounds the iteration to bfloat16, which has eight bits.
+        assert (mine - other).norm() / other.norm() < 2**-8
+
+
+def test_muon_update_keeps_the_singular_vectors():
+    torch.manual_seed(0)
+    left, values, right = torch.linalg.svd(torch.randn(2, 5, 11, dtype=torch.float64), full_matrices=False)
+    update = orthogonal(left * values[:, None] @ right)
+    rotated = left.mT @ update @ right.mT
+    torch.testing.assert_close(rotated, torch.diag_embed(rotated.diagonal(dim1=1, dim2=2)), atol=1e-12, rtol=0)
+    assert ((rotated.diagonal(dim1=1, dim2=2) - 1).abs() < 0.35).all()
+    torch.testing.assert_close(orthogonal(update.mT), orthogonal(update).mT)
+
+
+def test_muon_leaves_a_parameter_without_gradient_alone():
+    parameter = torch.nn.Parameter(torch.ones(2, 3))
+    Muon([parameter], lr=0.1, weight_decay=0.3).step()
+    assert parameter.detach().equal(torch.ones(2, 3))
 
 
 def test_state_goes_out_and_in():
