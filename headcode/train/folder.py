@@ -23,6 +23,10 @@ TIMING_FILE = "timing.jsonl"
 LOCK_FILE = ".lock"
 
 
+class RunInUse(ValueError):
+    """Another process holds the run's lock."""
+
+
 class RunFolder:
     """A run folder that is open for writing, and locked against every other process until `close`."""
 
@@ -195,11 +199,25 @@ def _take_lock(path: Path) -> IO[str] | None:
         owner = lock.read(32).strip()
         lock.close()
         known = f" (process {owner})" if owner.isdigit() else ""
-        raise ValueError(f"{path} is in use by another process{known}; wait for it, or stop it.") from None
+        raise RunInUse(f"{path} is in use by another process{known}; wait for it, or stop it.") from None
     lock.truncate(0)
     lock.write(f"{os.getpid()}\n")
     lock.flush()
     return lock
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether a process holds the run's lock now."""
+    try:
+        import fcntl
+
+        with (path / LOCK_FILE).open(encoding="utf-8", errors="replace") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (OSError, ModuleNotFoundError):
+        pass  # no lock file yet, or no such locks on this system
+    return False
 
 
 def _cannot_write(path: Path, error: OSError) -> ValueError:

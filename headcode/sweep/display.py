@@ -1,0 +1,189 @@
+"""What a sweep shows while it works: a live table on a terminal, plain lines elsewhere."""
+
+import dataclasses
+import sys
+import time
+from typing import Any, Protocol, TextIO
+
+from headcode.sweep.plan import Run
+from headcode.sweep.status import Progress, ProgressReader
+from headcode.train.progress import PLAIN_INTERVAL, duration
+
+ACTIVE = ("running", "elsewhere")
+TABLE_INTERVAL = 0.5
+
+
+@dataclasses.dataclass
+class RunState:
+    """A run and how it stands: waiting, running, elsewhere (in another process), finished, failed or stopped."""
+
+    run: Run
+    state: str = "waiting"
+
+    def __post_init__(self) -> None:
+        self._reader = ProgressReader(self.run.folder)
+
+    def progress(self) -> Progress:
+        return self._reader.read()
+
+
+class Display(Protocol):
+    """Anything that wants to follow a sweep."""
+
+    def start(self, states: list[RunState]) -> None:
+        """The sweep begins with these runs; their states change under way."""
+
+    def event(self, state: RunState, words: str) -> None:
+        """Something happened to a run."""
+
+    def say(self, words: str) -> None:
+        """Something happened to the sweep."""
+
+    def refresh(self) -> None:
+        """Called often."""
+
+    def close(self) -> None:
+        """The sweep ends, well or not."""
+
+
+def make_display(stream: TextIO | None = None) -> Display:
+    """The table or the plain lines, whichever suits the stream (standard error unless given)."""
+    stream = sys.stderr if stream is None else stream
+    return TableDisplay(stream) if stream.isatty() else PlainDisplay(stream)
+
+
+class SilentDisplay:
+    """Shows nothing."""
+
+    def start(self, states: list[RunState]) -> None: ...
+
+    def event(self, state: RunState, words: str) -> None: ...
+
+    def say(self, words: str) -> None: ...
+
+    def refresh(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class PlainDisplay:
+    """One line per event, and one per minute on how far everything is."""
+
+    def __init__(self, stream: TextIO, interval: float = PLAIN_INTERVAL) -> None:
+        self._stream, self._interval = stream, interval
+
+    def start(self, states: list[RunState]) -> None:
+        self._states, self._last = states, time.monotonic()
+        self.say(f"sweep of {len(states)} runs")
+
+    def event(self, state: RunState, words: str) -> None:
+        more = f" · {scores}" if state.state == "finished" and (scores := scores_of(state.progress())) else ""
+        self.say(f"{state.run.name}: {words}{more}")
+
+    def say(self, words: str) -> None:
+        print(words, file=self._stream, flush=True)
+
+    def refresh(self) -> None:
+        if time.monotonic() - self._last >= self._interval:
+            self._last = time.monotonic()
+            self.say(self._line())
+
+    def close(self) -> None:
+        self.say(self._line())
+
+    def _line(self) -> str:
+        active = []
+        for state in self._states:
+            if state.state in ACTIVE:
+                progress, steps = state.progress(), state.run.config.steps
+                left = progress.seconds_left(steps)
+                active.append(
+                    f"{state.run.name} step {progress.step}/{steps}" + (f", {duration(left)} left" if left else "")
+                )
+        return " · ".join([counts(self._states), *active])
+
+
+class TableDisplay:
+    """A live table: state, step, steps per second, time left and the last scores of each run."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(file=stream)
+        self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
+        self._shown = 0.0
+
+    def start(self, states: list[RunState]) -> None:
+        self._states = states
+        self._live.start()
+        self._draw()
+
+    def event(self, state: RunState, words: str) -> None:
+        if state.state == "failed" or "again" in words:
+            self.say(f"{state.run.name}: {words}")
+        self._draw()
+
+    def say(self, words: str) -> None:
+        self._console.print(words, markup=False, highlight=False)
+
+    def refresh(self) -> None:
+        if time.monotonic() - self._shown >= TABLE_INTERVAL:
+            self._draw()
+
+    def close(self) -> None:
+        self._draw()
+        self._live.stop()
+
+    def _draw(self) -> None:
+        self._shown = time.monotonic()
+        self._live.update(table_of(self._states, max(self._console.height - 4, 5)), refresh=True)
+
+
+_COLOURS = {"running": "cyan", "finished": "green", "failed": "red", "elsewhere": "yellow", "stopped": "yellow"}
+_ORDER = ("running", "elsewhere", "failed", "stopped", "waiting", "finished")
+
+
+def table_of(states: list[RunState], height: int) -> Any:
+    """The runs as a rich table: on a small terminal, those at work and those that failed come first."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = states if len(states) <= height else sorted(states, key=lambda s: _ORDER.index(s.state))[: height - 1]
+    table = Table(caption=counts(states), caption_justify="left", box=None, pad_edge=False)
+    table.add_column("run", no_wrap=True, ratio=2, min_width=12)
+    table.add_column("state", no_wrap=True, min_width=9)
+    for name in ("step", "steps/s", "left"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("last scores", no_wrap=True, ratio=2)
+    for state in shown:
+        progress, steps = state.progress(), state.run.config.steps
+        left = progress.seconds_left(steps) if state.state in ACTIVE else None
+        table.add_row(
+            Text(state.run.name),
+            Text(state.state, style=_COLOURS.get(state.state, "dim")),
+            f"{progress.step}/{steps}",
+            f"{progress.rate:.3g}" if progress.rate and state.state in ACTIVE else "",
+            "" if left is None else duration(left),
+            Text(scores_of(progress)),
+        )
+    if len(shown) < len(states):
+        table.add_row(Text(f"… and {len(states) - len(shown)} more", style="dim"))
+    return table
+
+
+def counts(states: list[RunState]) -> str:
+    """`3 of 12 runs finished, 2 running, 1 failed`."""
+    words = [f"{sum(s.state == 'finished' for s in states)} of {len(states)} runs finished"]
+    for kind in ("running", "elsewhere", "stopped", "failed"):
+        if number := sum(state.state == kind for state in states):
+            words.append(f"{number} {kind}")
+    return ", ".join(words)
+
+
+def scores_of(progress: Progress) -> str:
+    """The main metric of each split at the last evaluation, or the loss before the first one."""
+    if not progress.scores:
+        return "" if progress.loss is None else f"loss {progress.loss:.4g}"
+    numbers = (f"{split} {'?' if value is None else format(value, '.3f')}" for split, value in progress.scores.items())
+    return f"{progress.metric} {', '.join(numbers)}"

@@ -1,0 +1,102 @@
+"""Where the runs of a sweep are carried out: local processes, a Ray cluster, Slurm.
+
+An engine starts runs and says how they ended. All else (which runs, retries, tables) is the runner's, and how far a run
+is, anyone reads from its folder.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+from headcode.sweep.plan import Run
+from headcode.sweep.process import Outcome, TrainingProcess, log_of, order_for, worker_environment
+from headcode.train import Runtime
+
+ENGINES = ("local", "ray", "slurm")
+PATIENCE = 30.0
+"""Seconds that runs get to save before they are killed, when the sweep itself has to end at once."""
+
+
+class Engine(Protocol):
+    """Carries out runs."""
+
+    def has_room(self) -> bool:
+        """Whether another run may be started now."""
+
+    def start(self, run: Run) -> None:
+        """Begin (or go on with) a run."""
+
+    def poll(self) -> list[tuple[Run, Outcome]]:
+        """The runs that ended since the last call; returns at once."""
+
+    def stop(self) -> None:
+        """Ask all runs to save and end; `poll` tells when they did."""
+
+    def close(self) -> None:
+        """Leave no run behind."""
+
+
+class LocalEngine:
+    """Up to `jobs` processes on this machine, each with its own threads and, if there are several, its own GPU."""
+
+    def __init__(self, jobs: int, runtime: Runtime) -> None:
+        self._jobs, self._runtime = jobs, runtime
+        self._at_work: dict[int, tuple[Run, TrainingProcess]] = {}
+        """By slot."""
+
+    def has_room(self) -> bool:
+        return len(self._at_work) < self._jobs
+
+    def start(self, run: Run) -> None:
+        slot = next(slot for slot in range(self._jobs) if slot not in self._at_work)
+        environment = worker_environment(self._runtime.threads or 1, **_gpu_of(slot, self._runtime.device))
+        process = TrainingProcess(order_for(run, self._runtime, wait=False), log_of(run), environment)
+        self._at_work[slot] = (run, process)
+
+    def poll(self) -> list[tuple[Run, Outcome]]:
+        ended = []
+        for slot, (run, process) in list(self._at_work.items()):
+            if (outcome := process.poll()) is not None:
+                del self._at_work[slot]
+                ended.append((run, outcome))
+        return ended
+
+    def stop(self) -> None:
+        for _, process in self._at_work.values():
+            process.stop()
+
+    def close(self) -> None:
+        self.stop()
+        for _, process in self._at_work.values():
+            process.end(PATIENCE)
+        self._at_work = {}
+
+
+def make_engine(name: str, out: Path, jobs: int, runtime: Runtime, **options: Any) -> Engine:
+    """The engine of that name."""
+    if name not in ENGINES:
+        raise ValueError(f"There is no engine {name!r}; the engines are: {', '.join(ENGINES)}.")
+    if name == "local" and options:
+        raise ValueError(f"The local engine has no option {next(iter(options))!r}.")
+    return LocalEngine(jobs, runtime)
+
+
+def default_threads(jobs: int) -> int:
+    """The cores divided among the jobs: two trainings with all cores each would take many times as long."""
+    return max(1, available_cores() // jobs)
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _gpu_of(slot: int, device: str) -> dict[str, str]:
+    """One GPU per job, in turn, where there are several to choose from."""
+    import torch
+
+    if device not in ("auto", "cuda") or torch.cuda.device_count() < 2:
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    gpus = [gpu for gpu in visible.split(",") if gpu] or [str(i) for i in range(torch.cuda.device_count())]
+    return {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]}
