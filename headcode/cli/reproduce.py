@@ -1,0 +1,102 @@
+"""Make a figure of the paper, or of ours: train what it needs, analyse, draw, and say what agrees with the paper.
+
+Scales: smoke (seconds: shows that it works, no result), laptop (two cores, what docs/results.md tells), paper (the
+paper's own grid; the cost is printed first).
+
+Example: headcode reproduce heads --scale smoke
+         headcode reproduce logic-ablation --scale laptop --jobs 2
+         headcode reproduce logic-generalisation --scale paper --dry-run
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from headcode.cli._training import Switch
+from headcode.experiments import EXPERIMENTS, SCALES, Experiment, Outcome, estimate, experiment, planned_runs, reproduce
+from headcode.experiments.base import Scale, Table
+from headcode.experiments.run import markdown_table
+from headcode.train import Runtime
+
+ALL = "all"
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """Arguments of `headcode reproduce`."""
+
+    name: Annotated[str | None, tyro.conf.Positional] = None
+    """The experiment, or all; without one, the experiments are listed."""
+    scale: Scale = "smoke"
+    """smoke, laptop or paper."""
+    out: Path = Path("experiments")
+    """Folder for the runs, tables and figures; experiments in one folder share runs."""
+    jobs: int = 1
+    """Runs at a time."""
+    threads: int | None = None
+    """CPU threads of each run; the cores divided by the jobs unless given."""
+    engine: str = "local"
+    """local, ray or slurm."""
+    seeds: int | None = None
+    """Only the first so many seeds."""
+    dry_run: Switch = False
+    """Print the runs and their cost, and stop."""
+
+    def run(self) -> None:
+        if self.name is None:
+            self._list()
+            return
+        names = EXPERIMENTS if self.name == ALL else (self.name,)
+        for name in names:
+            self._one(experiment(name))
+
+    def _list(self) -> None:
+        print("Experiments:")
+        for name in EXPERIMENTS:
+            print(f"  {name:<22} {experiment(name).title}")
+        print(f"Scales: {', '.join(SCALES)}. Example: headcode reproduce {EXPERIMENTS[0]} --scale smoke")
+
+    def _one(self, chosen: Experiment) -> None:
+        print(f"{chosen.title}\n{chosen.question}\nPaper: {chosen.claim}\nSelection: {chosen.selection}", flush=True)
+        runs = planned_runs(chosen, self.scale, self.seeds)
+        if self.dry_run or self.scale == "paper":
+            cost = estimate([config for _, config in runs], Runtime(device="auto", threads=self.threads))
+            print(f"Cost: {cost}.", flush=True)
+        if self.dry_run:
+            for run_name, _ in runs:
+                print(f"  {run_name}")
+            return
+        outcome = reproduce(
+            chosen,
+            self.scale,
+            self.out,
+            jobs=self.jobs,
+            threads=self.threads,
+            engine=self.engine,
+            seeds=self.seeds,
+        )
+        self._tell(outcome)
+
+    def _tell(self, outcome: Outcome) -> None:
+        for table in outcome.tables:
+            print(f"\n{table.title}\n{_shown(table)}")
+        print()
+        for verdict in outcome.verdicts:
+            print(f"[{verdict.word}] {verdict.statement} {verdict.evidence}")
+        if self.scale == "smoke":
+            print("(smoke scale: these numbers show that it runs, and say nothing about the paper)")
+        print("\nFiles:")
+        for path in outcome.files:
+            print(f"  {path}")
+
+
+def _shown(table: Table) -> str:
+    """Columns aligned for a terminal."""
+    lines = [line.strip("| ").split(" | ") for line in markdown_table(table.rows).splitlines()]
+    if len(lines) < 3:
+        return "(no rows)"
+    cells: list[list[Any]] = [lines[0], *lines[2:]]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    return "\n".join("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in cells)

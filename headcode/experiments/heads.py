@@ -1,0 +1,78 @@
+"""Number of heads at fixed width: the code's length, all sizes of the model unchanged."""
+
+from pathlib import Path
+
+from headcode.experiments._drawing import colour_of, limits, line
+from headcode.experiments._logic import logic_base, seeds_of
+from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict
+from headcode.presets import override
+from headcode.report.style import COLUMN_WIDTH, canvas, save
+from headcode.sweep import grid
+
+SPLITS = ("iid", "compositional", "novel")
+
+
+class Heads(Experiment):
+    name = "heads"
+    title = "Number of heads at fixed width"
+    question = (
+        "The code has one number per head. With qk_dim, v_dim and all else fixed, how does its length change "
+        "generalisation?"
+    )
+    claim = "More heads mean a longer code; with few heads compositional generalisation suffers."
+    selection = "Learning rate 3e-3, decay 0.1, last checkpoint; nothing is chosen by a score."
+
+    def runs(self, scale: Scale) -> NamedConfigs:
+        base = logic_base(scale)
+        if scale == "laptop":
+            base = override(base, num_points=16, steps=3000)
+        if scale == "paper":
+            base = override(base, learning_rate=3e-3)
+        methods = ("hyla",) if scale == "laptop" else ("softmax", "hyla")
+        heads = (1, 4) if scale == "smoke" else (1, 2, 4, 8, 16)
+        yield from grid(base, seed=seeds_of(scale), num_heads=heads, method=methods)
+
+    def tables(self, study: Study) -> list[Table]:
+        rows: list[Row] = []
+        for method in study.values("method"):
+            for heads in sorted(study.values("num_heads")):
+                where = {"method": method, "num_heads": heads}
+                scores = {split: study.mean(f"{split}/r2", **where) for split in SPLITS}
+                rows.append({"method": method, "heads": heads, **scores})
+        return [Table("R², mean and 95 % interval over seeds", rows)]
+
+    def verdicts(self, study: Study) -> list[Verdict]:
+        found = []
+        for method in study.values("method"):
+            heads = sorted(study.values("num_heads"))
+            means = {h: study.mean("compositional/r2", method=method, num_heads=h) for h in heads}
+            best = max(heads, key=lambda h: means[h].value)
+            one, top = means[heads[0]], means[best]
+            separate = max(one.each) < min(top.each)
+            found.append(
+                Verdict(
+                    f"{method}: a code of one number generalises worse than the best longer one.",
+                    separate if best != heads[0] else False,
+                    f"{heads[0]} head {one}, best with {best} heads {top}; "
+                    + ", ".join(f"{h}: {means[h].value:.3f}" for h in heads),
+                )
+            )
+        return found
+
+    def draw(self, study: Study, stem: Path) -> list[Path]:
+        heads, methods = sorted(study.values("num_heads")), study.values("method")
+        with canvas(COLUMN_WIDTH, 2.7) as (figure, axes):
+            everything = []
+            for method in methods:
+                for split, style in (("compositional", "-"), ("iid", ":")):
+                    means = [study.mean(f"{split}/r2", method=method, num_heads=h) for h in heads]
+                    everything += means
+                    label = f"{method}, {'held out' if split == 'compositional' else 'seen'}"
+                    line(axes, heads, means, colour_of(method, methods), label, style)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(heads, [str(h) for h in heads])
+            axes.minorticks_off()
+            axes.set(xlabel="heads (all widths fixed)", ylabel="R²")
+            limits(axes, everything)
+            figure.legend(loc="outside lower center", ncols=2)
+            return save(figure, stem)

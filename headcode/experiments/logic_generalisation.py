@@ -1,0 +1,96 @@
+"""Fuzzy logic: generalisation to held-out compositions, by method, held-out share and context length."""
+
+from pathlib import Path
+
+from headcode.experiments._drawing import colour_of, limits, line
+from headcode.experiments._logic import MAIN_METHODS, SELECTION, logic_base, paper_search, seeds_of, select
+from headcode.experiments.base import (
+    Experiment,
+    Mean,
+    NamedConfigs,
+    Row,
+    Scale,
+    Study,
+    Table,
+    Verdict,
+    compare,
+    per_seed,
+)
+from headcode.report.style import PAGE_WIDTH, canvas, save
+from headcode.sweep import grid
+
+SPLITS = ("iid", "compositional", "novel")
+
+
+class LogicGeneralisation(Experiment):
+    name = "logic-generalisation"
+    title = "Fuzzy logic: held-out compositions, by method, held-out share and context"
+    question = (
+        "How well does each method predict functions whose combination of terms was not in training, when 30, 50 or "
+        "70 % of the combinations are held out and the context has N points?"
+    )
+    claim = "HYLA generalises best to held-out compositions, softmax attention next, linear attention least."
+    selection = SELECTION
+
+    def runs(self, scale: Scale) -> NamedConfigs:
+        points = {"smoke": (8, 16), "laptop": (16, 32), "paper": (16, 32, 64, 96)}[scale]
+        shares = (0.5, 0.7) if scale == "smoke" else (0.3, 0.5, 0.7)
+        yield from grid(
+            logic_base(scale),
+            seed=seeds_of(scale),
+            num_points=points,
+            held_out=shares,
+            method=MAIN_METHODS,
+            **paper_search(scale),
+        )
+
+    def tables(self, study: Study) -> list[Table]:
+        rows: list[Row] = []
+        chosen = Study(study.scale, select(study, ("num_points", "held_out", "method")), study.folder)
+        for points in chosen.values("num_points"):
+            for share in chosen.values("held_out"):
+                for method in chosen.values("method"):
+                    where = {"num_points": points, "held_out": share, "method": method}
+                    scores = {split: chosen.mean(f"{split}/r2", **where) for split in SPLITS}
+                    rows.append({"N": points, "held out": share, "method": method, **scores})
+        return [Table("R², mean and 95 % interval over seeds", rows)]
+
+    def verdicts(self, study: Study) -> list[Verdict]:
+        rows = select(study, ("num_points", "held_out", "method"))
+        found = []
+        for points in study.values("num_points"):
+            for share in study.values("held_out"):
+                score = {
+                    method: per_seed(rows, "compositional/r2", num_points=points, held_out=share, method=method)
+                    for method in MAIN_METHODS
+                }
+                where = f"with N={points} and {share:.0%} held out"
+                found.append(compare(f"HYLA is ahead of softmax {where}.", score["hyla"], score["softmax"]))
+                found.append(compare(f"Softmax is ahead of linear {where}.", score["softmax"], score["linear"]))
+        return found
+
+    def draw(self, study: Study, stem: Path) -> list[Path]:
+        points, shares = study.values("num_points"), study.values("held_out")
+        rows = select(study, ("num_points", "held_out", "method"))
+        chosen = Study(study.scale, rows, study.folder)
+        height = 0.6 + 1.9 * len(points)
+        with canvas(PAGE_WIDTH, height, len(points), len(SPLITS), sharey="row", squeeze=False) as (figure, axes):
+            for row, count in enumerate(points):
+                everything: list[Mean] = []
+                for column, split in enumerate(SPLITS):
+                    for method in MAIN_METHODS:
+                        means = [
+                            chosen.mean(f"{split}/r2", num_points=count, held_out=share, method=method)
+                            for share in shares
+                        ]
+                        everything += means
+                        line(axes[row, column], shares, means, colour_of(method, MAIN_METHODS), method)
+                    axes[row, column].set_xticks(shares, [f"{share:.0%}" for share in shares])
+                    axes[0, column].set_title({"iid": "seen compositions", "compositional": "held-out compositions",
+                                               "novel": "terms never seen"}[split])  # fmt: skip
+                    axes[-1, column].set_xlabel("compositions held out")
+                axes[row, 0].set_ylabel(f"R², N = {count}")
+                limits(axes[row, 0], everything)
+            handles, labels = axes[0, 0].get_legend_handles_labels()
+            figure.legend(handles, labels, loc="outside lower center", ncols=3)
+            return save(figure, stem)

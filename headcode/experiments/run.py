@@ -1,0 +1,177 @@
+"""An experiment from its configurations to its figure: train what is missing, analyse, tell, draw."""
+
+import csv
+import dataclasses
+import io
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from headcode.experiments.base import Experiment, Row, Scale, Study, Table, Verdict
+from headcode.nn import forward_flops
+from headcode.presets import RunConfig, override
+from headcode.sweep import Display, run_sweep
+from headcode.train import Runtime, Trainer
+from headcode.train.files import replace_file, to_json
+
+PROBE_SECONDS = 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What the runs of an experiment take, before any of them starts."""
+
+    runs: int
+    steps: int
+    flops: float
+    seconds: float
+    """On this machine, one run after the other, at the speed that a short probe of the largest run reached."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.runs} runs, {self.steps:,} steps, {self.flops:.2e} FLOPs: about {_duration(self.seconds)} "
+            f"on this machine, one run after the other"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The files and findings of an experiment."""
+
+    study: Study
+    tables: Sequence[Table]
+    verdicts: Sequence[Verdict]
+    files: Sequence[Path]
+
+
+def planned_runs(experiment: Experiment, scale: Scale, seeds: int | None = None) -> list[tuple[str, RunConfig]]:
+    """The runs of a scale, named after the experiment; `seeds` keeps the first ones of each group of runs alone."""
+    pairs = list(experiment.runs(scale))
+    if seeds is not None:
+        if seeds < 1:
+            raise ValueError(f"seeds must be 1 or more, got {seeds}.")
+        kept = set(sorted({config.seed for _, config in pairs})[:seeds])
+        pairs = [(name, config) for name, config in pairs if config.seed in kept]
+    return [(f"{experiment.name}: {name}", config) for name, config in pairs]
+
+
+def estimate(configs: Sequence[RunConfig], runtime: Runtime) -> Cost:
+    """FLOPs by count, time by a three-second probe of the run with the largest step."""
+    if not configs:
+        return Cost(0, 0, 0.0, 0.0)
+    largest = max(configs, key=_step_flops)
+    probe = Trainer(override(largest, eval_size=0), Path("."), runtime=runtime, reporters=[])
+    speed = probe.probe(PROBE_SECONDS) * _step_flops(largest)
+    flops = sum(_step_flops(config) * config.steps for config in configs)
+    return Cost(len(configs), sum(config.steps for config in configs), flops, flops / speed)
+
+
+def reproduce(
+    experiment: Experiment,
+    scale: Scale,
+    out: Path,
+    *,
+    jobs: int = 1,
+    threads: int | None = None,
+    engine: str = "local",
+    seeds: int | None = None,
+    display: Display | None = None,
+    say: Callable[[str], None] = print,
+) -> Outcome:
+    """Train the runs that are missing in OUT, and write OUT/NAME/SCALE: results.csv, findings.json and .md, figure.
+
+    Experiments that share a configuration share the run.
+    """
+    pairs = planned_runs(experiment, scale, seeds)
+    rows: list[Row] = []
+    if pairs:
+        rows = run_sweep(pairs, out, jobs=jobs, threads=threads, engine=engine, display=display)
+    folder = out / experiment.name / scale
+    folder.mkdir(parents=True, exist_ok=True)
+    study = Study(scale, rows, folder, threads)
+    start = time.monotonic()
+    experiment.analyse(study, say)
+    tables, verdicts = experiment.tables(study), experiment.verdicts(study)
+    figures = experiment.draw(study, folder / experiment.name)
+    files = [_write_rows(rows, folder / "results.csv"), *_write_findings(experiment, study, tables, verdicts, folder)]
+    say(f"Analysis and figure of {experiment.name}: {time.monotonic() - start:.0f} s.")
+    return Outcome(study, tables, verdicts, [*files, *figures])
+
+
+def _step_flops(config: RunConfig) -> float:
+    return 3.0 * config.batch_size * forward_flops(config.model, config.task.sequence_length, config.task.queries)
+
+
+def _write_rows(rows: Sequence[Row], path: Path) -> Path:
+    """The rows without the folders and times of one machine: the same runs give the same bytes."""
+    kept = [{k: v for k, v in row.items() if k not in ("folder", "seconds", "error")} for row in rows]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(k for row in kept for k in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: json.dumps(v) if isinstance(v, (list, tuple)) else v for k, v in row.items()} for row in kept)
+    replace_file(path, text.getvalue().encode())
+    return path
+
+
+def _write_findings(
+    experiment: Experiment, study: Study, tables: Sequence[Table], verdicts: Sequence[Verdict], folder: Path
+) -> list[Path]:
+    told = {
+        "experiment": experiment.name,
+        "scale": study.scale,
+        "question": experiment.question,
+        "paper": experiment.claim,
+        "selection": experiment.selection,
+        "runs": len(study.rows),
+        "seeds": sorted({row["seed"] for row in study.rows}),
+        "tables": [{"title": table.title, "rows": [_plain(row) for row in table.rows]} for table in tables],
+        "verdicts": [{**dataclasses.asdict(verdict), "word": verdict.word} for verdict in verdicts],
+    }
+    as_json, as_text = folder / "findings.json", folder / "findings.md"
+    replace_file(as_json, to_json(told))
+    replace_file(as_text, in_markdown(experiment, study, tables, verdicts).encode())
+    return [as_json, as_text]
+
+
+def in_markdown(
+    experiment: Experiment, study: Study, tables: Sequence[Table], verdicts: Sequence[Verdict], level: int = 1
+) -> str:
+    """Question, figure, tables and verdicts as a Markdown page."""
+    lines = [f"{'#' * level} {experiment.title}", "", experiment.question, ""]
+    lines += [f"**The paper:** {experiment.claim}", "", f"**Selection:** {experiment.selection}", ""]
+    lines += [f"![{experiment.title}]({experiment.name}.png)", ""]
+    for table in tables:
+        lines += [f"{table.title}", "", markdown_table(table.rows), ""]
+    for verdict in verdicts:
+        lines.append(f"- **{verdict.word.capitalize()}**: {verdict.statement} {verdict.evidence}.")
+    command = f"headcode reproduce {experiment.name} --scale {study.scale}"
+    return "\n".join([*lines, "", f"Made by `{command}`, {len(study.rows)} runs.", ""])
+
+
+def markdown_table(rows: Sequence[Row]) -> str:
+    if not rows:
+        return "(no rows)"
+    columns = list(rows[0])
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    lines += ["| " + " | ".join(_cell(row.get(column)) for column in columns) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _plain(row: Row) -> Row:
+    """A row for JSON: a mean becomes its parts."""
+    return {key: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value for key, value in row.items()}  # type: ignore[arg-type]
+
+
+def _duration(seconds: float) -> str:
+    for name, size in (("years", 365 * 86400), ("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {name}"
+    return f"{seconds:.0f} seconds"
