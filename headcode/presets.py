@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from headcode.config import Config
 from headcode.nn import ModelConfig
-from headcode.tasks import TASKS, FuzzyLogic, SRaven, Task
+from headcode.tasks import TASKS, FuzzyLogic, LanguageModelling, SRaven, Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,6 +112,8 @@ class RunConfig(Config):
                 f"The model does not fit the task: {wrong[0]} must be {_derived(self.task)[wrong[0]]}, "
                 f"got {getattr(self.model, wrong[0])}; make it with model_for(task, …)."
             )
+        if isinstance(self.task, LanguageModelling) and not self.model.causal:
+            raise ValueError("A language model must not see the tokens that it predicts: causal must be True.")
 
     def to_dict(self) -> dict[str, Any]:
         values = super().to_dict()
@@ -131,7 +133,7 @@ class RunConfig(Config):
 
 def _derived(task: Task) -> dict[str, Any]:
     """The model's fields that the task decides."""
-    return {"input_dim": task.input_dim, "output_dim": task.output_dim, "max_length": task.sequence_length}
+    return dict(task.model_sizes)
 
 
 def model_for(task: Task, **settings: Any) -> ModelConfig:
@@ -141,7 +143,10 @@ def model_for(task: Task, **settings: Any) -> ModelConfig:
 
 # The sections of a RunConfig that are themselves configurations, and the fields of them that cannot be set by hand.
 SECTIONS = ("task", "model", "optimization")
-_NOT_BY_HAND = {"task": ("seed",), "model": ("input_dim", "vocab_size", "output_dim", "max_length")}
+_NOT_BY_HAND = {
+    "task": ("seed", "shards", "tokenizer_hash"),
+    "model": ("input_dim", "vocab_size", "output_dim", "max_length"),
+}
 
 
 def fields_of(config: RunConfig) -> dict[str, tuple[str | None, str]]:
@@ -303,6 +308,96 @@ def _widened(factor: int) -> RunConfig:
     return override(sraven(), **{name: factor * get_field(sraven(), name) for name in names})
 
 
+def with_task(config: RunConfig, task: Task) -> RunConfig:
+    """The same run on another task of its kind; the model's sizes follow."""
+    return config.replace(task=task, model=config.model.replace(**_derived(task)))
+
+
+def lm_small() -> RunConfig:
+    """Language modelling in minutes on a CPU: 0.7 M parameters, 2,048 BPE tokens, context 128, 3 M tokens."""
+    task = LanguageModelling(vocab_size=2048, context=128)
+    return RunConfig(
+        task=task,
+        model=model_for(
+            task,
+            num_layers=3,
+            num_heads=8,
+            qk_dim=128,
+            v_dim=128,
+            mlp_dim=256,
+            feedforward="swiglu",
+            position="rotary",
+            causal=True,
+        ),
+        optimization=OptimizationConfig(learning_rate=3e-3, weight_decay=0.1, warmup_steps=100, clip_norm=1.0),
+        steps=1500,
+        batch_size=16,
+        eval_every=250,
+        eval_size=256,
+        eval_batch_size=16,
+        checkpoint_every=250,
+    )
+
+
+def lm_paper() -> RunConfig:
+    """The paper's size: 50 M parameters, 130 billion tokens of C4. All else the paper leaves open and is our choice."""
+    task = LanguageModelling(vocab_size=32_000, context=1024)
+    return RunConfig(
+        task=task,
+        model=model_for(
+            task,
+            dim=512,
+            num_layers=8,
+            num_heads=16,
+            qk_dim=512,
+            v_dim=512,
+            mlp_dim=2048,
+            feedforward="swiglu",
+            position="rotary",
+            causal=True,
+        ),
+        optimization=OptimizationConfig(
+            learning_rate=1e-3, weight_decay=0.1, warmup_steps=2000, beta2=0.95, clip_norm=1.0
+        ),
+        steps=130_000_000_000 // (512 * 1024),
+        batch_size=512,
+        accumulate=16,
+        precision="bf16",
+        log_every=100,
+        eval_every=5000,
+        eval_size=2048,
+        eval_batch_size=8,
+        checkpoint_every=1000,
+    )
+
+
+def wikitext_authors() -> RunConfig:
+    """The authors' WikiText-103 runs: 8 layers of width 128, T5 band, context 256, 6,144 BPE tokens, about 5 epochs."""
+    task = LanguageModelling(vocab_size=6144, context=256)
+    return RunConfig(
+        task=task,
+        model=model_for(
+            task,
+            num_layers=8,
+            num_heads=16,
+            qk_dim=128,
+            v_dim=128,
+            mlp_dim=256,
+            feedforward="swiglu",
+            position="relative",
+            causal=True,
+            attention_dropout=_PAPER_DROPOUT,
+        ),
+        optimization=OptimizationConfig(learning_rate=1e-3, weight_decay=0.1, warmup_steps=1000),
+        steps=20_000,
+        batch_size=128,
+        log_every=100,
+        eval_every=1000,
+        eval_size=1024,
+        eval_batch_size=32,
+    )
+
+
 PRESETS: dict[str, Callable[[], RunConfig]] = {
     function.__name__.replace("_", "-"): function
     for function in (
@@ -317,9 +412,12 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
         sraven_width_4,
         sraven_depth_8,
         sraven_depth_16,
+        lm_small,
+        lm_paper,
+        wikitext_authors,
     )
 }
-DEFAULT_PRESETS = {"logic": "logic", "sraven": "sraven"}
+DEFAULT_PRESETS = {"logic": "logic", "sraven": "sraven", "lm": "lm-small"}
 """The preset that a task's name stands for."""
 
 

@@ -71,12 +71,20 @@ class TrainOptions(Trackers):
         config = self.config()
         runtime = Runtime(device=self.device, threads=self.threads, compile=self.compile, fsdp=self.fsdp)
         if self.dry_run:
-            report = {"config": config.to_dict(), "cost": cost(config, runtime)}
+            report = {"config": config.to_dict(), "cost": self.cost(config, runtime)}
             if is_main_process():
                 print_json(report)
             return
+        config = self.ready(config)
         out = Path("runs") / f"{self.preset}-{config.model.method}-seed{config.seed}" if self.out is None else self.out
         carry_out(config, out, runtime, self)
+
+    def cost(self, config: RunConfig, runtime: Runtime) -> dict[str, Any]:
+        return cost(config, runtime)
+
+    def ready(self, config: RunConfig) -> RunConfig:
+        """What is left to do before training, for tasks that need data."""
+        return config
 
 
 def cost(config: RunConfig, runtime: Runtime) -> dict[str, Any]:
@@ -131,7 +139,10 @@ def _command_class(task: str, name: str) -> type:
         flags.append((flag, Annotated[kind, tyro.conf.arg(help=_help(config, flag))], default))
     # The dataclass is made anew for each preset, so that --help shows the values that it has.
     fields = [(flag, kind, dataclasses.field(default=default)) for flag, kind, default in flags]
-    return dataclasses.make_dataclass("Command", fields, bases=(TrainOptions,), frozen=True, kw_only=True)
+    base: type = TrainOptions
+    if task == "lm":
+        from headcode.cli._language import LanguageOptions as base
+    return dataclasses.make_dataclass("Command", fields, bases=(base,), frozen=True, kw_only=True)
 
 
 def _as_text(kind: Any) -> bool:

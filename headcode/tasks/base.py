@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -51,6 +52,8 @@ class Task(Config):
     """Version of the generator: raised whenever the bytes of any instance change."""
     objective: ClassVar[str]
     """`regression` (squared error on y) or `classification` (cross-entropy on y)."""
+    scores_in_place: ClassVar[bool] = False
+    """`score` takes the outputs as the model gives them and sums the loss itself: for outputs too large to copy."""
 
     seed: int = 0
 
@@ -89,9 +92,25 @@ class Task(Config):
         raise NotImplementedError
 
     @property
-    def queries(self) -> slice:
-        """The tokens whose outputs are the prediction, always the last ones."""
+    def queries(self) -> slice | None:
+        """The tokens whose outputs are the prediction, always the last ones; None for all."""
         raise NotImplementedError
+
+    @property
+    def model_sizes(self) -> dict[str, int | None]:
+        """The fields of a ModelConfig that the task decides."""
+        return {"input_dim": self.input_dim, "output_dim": self.output_dim, "max_length": self.sequence_length}
+
+    def split_size(self, split: str) -> int | None:
+        """How many instances a split has; None if there is no end to them."""
+        return None
+
+    def companions(self) -> dict[str, bytes]:
+        """Files that a run folder keeps beside its configuration, by name."""
+        return {}
+
+    def recall(self, run_folder: Path) -> None:
+        """Read from a run folder what `companions` put there."""
 
     def sample(self, split: str, index: int, batch_size: int) -> Batch:
         """Batch `index` of size `batch_size`: instances index·batch_size … index·batch_size + batch_size - 1."""

@@ -22,10 +22,12 @@ def evaluation_splits(task: Task) -> list[str]:
 def evaluate(
     predict: Callable[[Tensor], Tensor], task: Task, split: str, size: int, batch_size: int, group: Group
 ) -> dict[str, float | None]:
-    """The task's metrics and loss over instances 0 … size-1 of a split; the processes share the batches.
+    """The task's metrics and loss over instances 0 … size-1 of a split, or all it has; the processes share the batches.
 
     `predict` maps a batch's x to outputs (B, read queries, output_dim). A metric that is not a number is None.
     """
+    available = task.split_size(split)
+    size = size if available is None else min(size, available)
     starts = range(0, size, batch_size)
     sums: dict[str, float] = {}
     # Every process takes part in the same number of forward passes: a sharded model needs all of them at once.
@@ -33,9 +35,12 @@ def evaluate(
         mine = first + group.rank
         batch = _batch(task, split, starts[min(mine, len(starts) - 1)], size, batch_size)
         with torch.no_grad():
-            prediction = predict(batch.x).double().cpu()
-        scores = task.score(prediction, batch)
-        scores["loss"] = float(prediction_loss(task, prediction, batch.y)) * len(batch.y)
+            prediction = predict(batch.x)
+            if not task.scores_in_place:
+                prediction = prediction.double().cpu()
+            scores = task.score(prediction, batch)
+        if not task.scores_in_place:
+            scores["loss"] = float(prediction_loss(task, prediction, batch.y)) * len(batch.y)
         counts = 1 if mine < len(starts) else 0
         add_sums(sums, {name: counts * value for name, value in scores.items()})
     sums = group.add_up(sums)

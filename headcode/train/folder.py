@@ -5,6 +5,8 @@ environment.json     versions, seed, git state, threads; one entry per start
 metrics.jsonl        losses and evaluations: the same bytes however often the run was killed and resumed
 timing.jsonl         steps per second and the share of time spent waiting for data
 checkpoints/step-N/  see `checkpoint`
+text.json            language modelling: where the text and its token shards were found (not part of the result)
+tokenizer.json       language modelling: what made the tokens
 """
 
 import contextlib
@@ -41,6 +43,7 @@ class RunFolder:
         path = Path(path)
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; choose a folder for the run.")
+        companions = config.task.companions()
         try:
             if (path / RUN_CONFIG_FILE).is_file():
                 _refuse_other_config(path, config)
@@ -54,6 +57,9 @@ class RunFolder:
             replace_file(path / RUN_CONFIG_FILE, config.to_json().encode())
         _refuse_other_config(path, config)
         remove_leftovers(path)
+        for name, content in companions.items():
+            if not (path / name).is_file() or (path / name).read_bytes() != content:
+                replace_file(path / name, content)
         return cls(path, config, lock)
 
     @classmethod
@@ -121,9 +127,11 @@ def read_run_config(path: str | Path) -> RunConfig:
     if "task" not in values:
         raise ValueError(f"{path} is not a run folder: its {RUN_CONFIG_FILE} is not that of a run.")
     try:
-        return RunConfig.from_dict(values)
+        config = RunConfig.from_dict(values)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path / RUN_CONFIG_FILE} is not a valid run configuration: {error}") from None
+    config.task.recall(path)
+    return config
 
 
 def read_environments(path: Path) -> list[dict[str, Any]]:
