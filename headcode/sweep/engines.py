@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headcode.sweep.plan import Run
-from headcode.sweep.process import Outcome, TrainingProcess, log_of, order_for, worker_environment
+from headcode.sweep.process import Outcome, Worker, log_of, order_for, worker_environment
 from headcode.train import Runtime
 
 ENGINES = ("local", "ray", "slurm")
@@ -41,35 +41,40 @@ class LocalEngine:
 
     def __init__(self, jobs: int, runtime: Runtime) -> None:
         self._jobs, self._runtime = jobs, runtime
-        self._at_work: dict[int, tuple[Run, TrainingProcess]] = {}
-        """By slot."""
+        self._workers: dict[int, Worker] = {}
+        """By slot: the processes, at work or ready for the next run."""
+        self._runs: dict[int, Run] = {}
+        """By slot: what is being trained."""
 
     def has_room(self) -> bool:
-        return len(self._at_work) < self._jobs
+        return len(self._runs) < self._jobs
 
     def start(self, run: Run) -> None:
-        slot = next(slot for slot in range(self._jobs) if slot not in self._at_work)
-        environment = worker_environment(self._runtime.threads or 1, **_gpu_of(slot, self._runtime.device))
-        process = TrainingProcess(order_for(run, self._runtime, wait=False), log_of(run), environment)
-        self._at_work[slot] = (run, process)
+        slot = next(slot for slot in range(self._jobs) if slot not in self._runs)
+        if slot in self._workers and not self._workers[slot].can_go_on():
+            self._workers.pop(slot).end(PATIENCE)
+        if slot not in self._workers:
+            environment = worker_environment(self._runtime.threads or 1, **_gpu_of(slot, self._runtime.device))
+            self._workers[slot] = Worker(environment, log_of(run))
+        self._runs[slot] = run
+        self._workers[slot].begin(order_for(run, self._runtime, wait=False))
 
     def poll(self) -> list[tuple[Run, Outcome]]:
         ended = []
-        for slot, (run, process) in list(self._at_work.items()):
-            if (outcome := process.poll()) is not None:
-                del self._at_work[slot]
-                ended.append((run, outcome))
+        for slot in list(self._runs):
+            if (outcome := self._workers[slot].poll()) is not None:
+                ended.append((self._runs.pop(slot), outcome))
         return ended
 
     def stop(self) -> None:
-        for _, process in self._at_work.values():
-            process.stop()
+        for worker in self._workers.values():
+            worker.stop()
 
     def close(self) -> None:
         self.stop()
-        for _, process in self._at_work.values():
-            process.end(PATIENCE)
-        self._at_work = {}
+        for worker in self._workers.values():
+            worker.end(PATIENCE)
+        self._workers, self._runs = {}, {}
 
 
 def make_engine(name: str, out: Path, jobs: int, runtime: Runtime, **options: Any) -> Engine:

@@ -64,7 +64,7 @@ def plan(configs: Configs, out: Path) -> list[Run]:
     """
     by_name: dict[str, str] = {}
     by_hash: dict[str, Run] = {}
-    for name, config in _pairs(configs):
+    for name, config in pairs_of(configs):
         identity = config_hash(config)
         if by_name.setdefault(name, identity) != identity:
             raise ValueError(f"Two different configurations are called {name!r}; give each run a name of its own.")
@@ -76,7 +76,8 @@ def plan(configs: Configs, out: Path) -> list[Run]:
     return list(by_hash.values())
 
 
-def _pairs(configs: Configs) -> Iterable[tuple[str, RunConfig]]:
+def pairs_of(configs: Configs) -> Iterable[tuple[str, RunConfig]]:
+    """The (name, config) pairs of a sweep, each checked when it is its turn."""
     if not isinstance(configs, Iterable) or isinstance(configs, (str, bytes)):
         raise ValueError(f"A sweep is a mapping or a series of (name, config) pairs, got {type(configs).__name__}.")
     for entry in configs.items() if isinstance(configs, Mapping) else configs:

@@ -1,4 +1,4 @@
-"""One training in a process of its own, watched by the process that started it."""
+"""Training in processes of their own, watched by the process that started them."""
 
 import contextlib
 import json
@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from headcode.sweep.plan import Run
 from headcode.train import Runtime
@@ -21,51 +22,60 @@ THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
 )
 LOGS = "logs"
-IN_USE = 75
-"""Exit code of a worker that found its run's folder locked (EX_TEMPFAIL)."""
+POLL_INTERVAL = 0.1
+REUSED_WITHIN = 60.0
+"""Seconds: a process that did its last run in less gets another one, because starting one takes a few seconds."""
 
 
 class Outcome(NamedTuple):
     """How an attempt to train a run ended."""
 
-    state: Literal["finished", "failed", "stopped", "locked", "lost"]
-    """`locked`: another process trains it; `lost`: the process or its machine was killed."""
+    state: str
+    """finished, failed, stopped (it saved its step), locked (another process trains it) or lost (killed)."""
     message: str = ""
 
 
-class TrainingProcess:
-    """A worker with its thread caps; its output goes to the end of `log`."""
+class Worker:
+    """A `headcode.sweep.worker` with its thread caps; it trains one run at a time."""
 
-    def __init__(self, order: str, log: Path, environment: Mapping[str, str]) -> None:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self._log = log
-        with log.open("ab") as output:
-            self._log_start = output.tell()
+    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
+        with open_log(log) as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "headcode.sweep.worker"],
                 stdin=subprocess.PIPE,
-                stdout=output,
+                stdout=subprocess.PIPE,
                 stderr=output,
                 env=dict(environment),
                 # Ctrl-C on the terminal is for the sweep, which then stops its runs in order.
                 start_new_session=True,
             )
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it died at once: poll will tell
-            self._process.stdin.write(order.encode() + b"\n")
-            self._process.stdin.flush()
+        assert self._process.stdout is not None
+        self._orders, self._answers = self._process.stdin, self._process.stdout
+        os.set_blocking(self._answers.fileno(), False)
+        self._answer = b""
+        self._log = log
+        self._begun = self._took = 0.0
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    def begin(self, order: str) -> None:
+        self._begun = time.monotonic()
+        with contextlib.suppress(OSError):  # it died at once: poll will tell
+            self._orders.write(order.encode() + b"\n")
+            self._orders.flush()
 
     def poll(self) -> Outcome | None:
-        """How it ended; None while it is at work."""
-        code = self._process.poll()
-        return None if code is None else self._outcome(code)
+        """How the run ended; None while it is at work."""
+        code = self._process.poll()  # before reading: what it said before it ended is then in the pipe
+        self._answer += self._answers.read() or b""
+        if self._answer.endswith(b"\n"):
+            outcome = Outcome(**json.loads(self._answer))
+            self._answer, self._took = b"", time.monotonic() - self._begun
+            return outcome
+        return None if code is None else self._unspoken_end(code)
 
-    def wait(self) -> Outcome:
-        return self._outcome(self._process.wait())
+    def can_go_on(self) -> bool:
+        """Whether it should get another run after this one."""
+        return self._process.poll() is None and self._took < REUSED_WITHIN
 
     def stop(self) -> None:
         """Ask it to save its step and end."""
@@ -79,32 +89,35 @@ class TrainingProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        for pipe in (self._orders, self._answers):
+            with contextlib.suppress(OSError):
+                pipe.close()
 
-    def _outcome(self, code: int) -> Outcome:
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()  # type: ignore[union-attr]
-        if code == 0:
-            return Outcome("finished")
-        if code == IN_USE:
-            return Outcome("locked", self._last_words())
-        if code - 128 in (signal.SIGTERM, signal.SIGINT) or -code in (signal.SIGTERM, signal.SIGINT):
-            return Outcome("stopped", self._last_words())
+    def _unspoken_end(self, code: int) -> Outcome:
+        if -code in (signal.SIGTERM, signal.SIGINT):
+            return Outcome("stopped", "its process was stopped before it began to train")
         if code < 0:
             return Outcome("lost", f"its process was ended by {_signal_name(-code)}")
-        return Outcome("failed", self._last_words() or f"its process ended with code {code}; see {self._log}")
+        return Outcome("failed", f"its process ended with code {code}; see {self._log}")
 
-    def _last_words(self) -> str:
-        with self._log.open("rb") as file:
-            file.seek(self._log_start)
-            lines = file.read().decode("utf-8", errors="replace").splitlines()
-        spoken = [line.removeprefix("headcode: ") for line in lines if line.startswith("headcode: ")]
-        return spoken[-1] if spoken else ""
+
+def train_in_process(order: str, threads: int, patience: float) -> Outcome:
+    """Carry out one order in a process and wait for it: what engines do on another machine."""
+    worker = Worker(worker_environment(threads), Path(json.loads(order)["log"]))
+    try:
+        worker.begin(order)
+        while (outcome := worker.poll()) is None:
+            time.sleep(POLL_INTERVAL)
+        return outcome
+    finally:
+        worker.end(patience)
 
 
 def order_for(run: Run, runtime: Runtime, *, wait: bool) -> str:
     """What a worker needs to know, as one line of JSON."""
     order: dict[str, Any] = {
         "folder": str(run.folder.absolute()),
+        "log": str(log_of(run).absolute()),
         "config": run.config.to_dict(),
         "runtime": runtime.to_dict(),
         "wait": wait,
@@ -114,6 +127,11 @@ def order_for(run: Run, runtime: Runtime, *, wait: bool) -> str:
 
 def log_of(run: Run) -> Path:
     return run.folder.parent.parent / LOGS / f"{run.hash}.log"
+
+
+def open_log(path: Path) -> Any:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("ab")
 
 
 def worker_environment(threads: int, **more: str) -> dict[str, str]:

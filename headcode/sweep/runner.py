@@ -17,7 +17,7 @@ from headcode.sweep.engines import Engine, default_threads, make_engine
 from headcode.sweep.plan import Configs, Run, plan
 from headcode.sweep.process import Outcome
 from headcode.sweep.status import Row, is_finished
-from headcode.sweep.table import RESULTS_FILE, ResultsTable
+from headcode.sweep.table import ResultsTable
 from headcode.train import Runtime
 from headcode.train.folder import is_in_use
 from headcode.train.interruption import Interruption
@@ -55,7 +55,7 @@ def run_sweep(
     *,
     jobs: int = 1,
     threads: int | None = None,
-    engine: str = "local",
+    engine: str | Engine = "local",
     device: str = "auto",
     compile: bool = False,
     allow_failures: bool = False,
@@ -71,7 +71,7 @@ def run_sweep(
         out: the sweep's folder.
         jobs: how many runs at a time (local engine).
         threads: CPU threads of each run; the machine's cores divided by `jobs` unless given.
-        engine: local, ray or slurm.
+        engine: local, ray, slurm, or an `Engine` of your own.
         device: auto, cpu, cuda, mps, as for a single run.
         compile: torch.compile the models.
         allow_failures: return a row with an `error` for a run that failed, instead of raising SweepFailed at the end.
@@ -86,9 +86,9 @@ def run_sweep(
         raise ValueError(f"jobs must be 1 or more, got {jobs}.")
     runtime = Runtime(device=device, threads=default_threads(jobs) if threads is None else threads, compile=compile)
     runs = plan(configs, out)
+    chosen = make_engine(engine, out, jobs, runtime, **engine_options) if isinstance(engine, str) else engine
     _make_folder(out)
     table = ResultsTable(out)
-    chosen = make_engine(engine, out, jobs, runtime, **engine_options)
     sweep = _Sweep(runs, chosen, table, make_display() if display is None else display)
     try:
         table.announce(runs)
@@ -219,4 +219,3 @@ def _make_folder(out: Path) -> None:
         raise ValueError(f"{out} is a run folder; choose another folder for the sweep.")
 
 
-__all__ = ["RESULTS_FILE", "SweepFailed", "SweepInterrupted", "run_sweep"]

@@ -1,11 +1,14 @@
-"""The process that trains a run of a sweep: `python -m headcode.sweep.worker`, with the run as a line of JSON on stdin.
+"""The process that trains runs of a sweep: `python -m headcode.sweep.worker`.
 
-Its stdin stays open as long as the process that started it lives. When it closes, however that process ended, the
-worker stops as after SIGTERM: it saves the step and gives the folder free. No run goes on that nobody watches.
+Every line on its stdin is an order: a run to train, in JSON. Every line on its stdout tells how one ended. Its stdin
+stays open as long as the process that started it lives. When it closes, however that process ended, the worker stops as
+after SIGTERM: it saves the step and lets go of the run's folder. No run goes on that nobody watches.
 """
 
+import contextlib
 import json
 import os
+import queue
 import signal
 import sys
 import threading
@@ -16,72 +19,74 @@ from pathlib import Path
 from typing import Any
 
 from headcode.presets import RunConfig
-from headcode.sweep.process import IN_USE
+from headcode.sweep.process import Outcome
 from headcode.train import Runtime, Trainer, TrainingFailed, TrainingInterrupted
 from headcode.train.folder import RunInUse
 from headcode.train.progress import PlainReporter
 
-FAILED = 1
 LOCK_INTERVAL = 1.0
+"""Seconds between two tries to get a run that another process holds."""
 
 
 def main() -> None:
-    """Train, and tell the outcome by the exit code; the last line on stderr that starts with `headcode:` says why."""
-    order = json.loads(_read_line(0))
-    threading.Thread(target=_stop_at_end_of_stdin, daemon=True).start()
+    """Carry out orders until stdin closes."""
+    # What libraries print must not be taken for an answer: it goes to the log, like stderr.
+    answers = os.dup(1)
+    os.dup2(2, 1)
     warnings.showwarning = _say_warning
-    raise SystemExit(carry_out(order))
+    orders: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    threading.Thread(target=_read_orders, args=(orders,), daemon=True).start()
+    while (line := orders.get()) is not None:
+        order = json.loads(line)
+        _log_to(Path(order["log"]))
+        outcome = carry_out(order)
+        if outcome.message:
+            print(f"headcode: {outcome.message}", file=sys.stderr, flush=True)
+        with contextlib.suppress(BrokenPipeError):  # nobody is there to hear it
+            os.write(answers, json.dumps(outcome._asdict()).encode() + b"\n")
 
 
-def carry_out(order: dict[str, Any]) -> int:
-    """Train the run of an order: folder, config, runtime and whether to wait while the folder is locked."""
-    folder = Path(order["folder"])
+def carry_out(order: dict[str, Any]) -> Outcome:
+    """Train the run of an order: its folder, config and runtime, and whether to wait while the folder is locked."""
     try:
         config, runtime = RunConfig.from_dict(order["config"]), Runtime.from_dict(order["runtime"])
         while True:
             try:
-                Trainer(config, folder, runtime=runtime, reporters=[PlainReporter(sys.stderr)]).run()
-                return 0
+                Trainer(config, order["folder"], runtime=runtime, reporters=[PlainReporter(sys.stderr)]).run()
+                return Outcome("finished")
             except RunInUse as locked:
                 if not order["wait"]:
-                    _say(str(locked))
-                    return IN_USE
+                    return Outcome("locked", str(locked))
                 time.sleep(LOCK_INTERVAL)
     except TrainingInterrupted as stopped:
-        _say(str(stopped))
-        return 128 + stopped.signal_number
+        return Outcome("stopped", str(stopped))
     except (TrainingFailed, ValueError) as problem:
-        _say(" ".join(str(problem).split()))
-        return FAILED
+        return Outcome("failed", " ".join(str(problem).split()))
     except Exception as error:
         traceback.print_exc()
-        _say(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-        return FAILED
+        return Outcome("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]} (see {order['log']})")
 
 
-def _read_line(descriptor: int) -> bytes:
+def _read_orders(orders: "queue.SimpleQueue[bytes | None]") -> None:
     # Not through sys.stdin: a thread that waits inside of it would disturb the end of the interpreter.
     content = b""
-    while not content.endswith(b"\n"):
-        piece = os.read(descriptor, 65536)
-        if not piece:
-            break
-        content += piece
-    return content
-
-
-def _stop_at_end_of_stdin() -> None:
-    while os.read(0, 4096):
-        pass
+    while piece := os.read(0, 65536):
+        *lines, content = (content + piece).split(b"\n")
+        for line in lines:
+            orders.put(line)
+    orders.put(None)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _say(sentence: str) -> None:
-    print(f"headcode: {sentence}", file=sys.stderr, flush=True)
+def _log_to(path: Path) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with path.open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
 
 
 def _say_warning(message: Warning | str, category: type[Warning], *details: Any, **more: Any) -> None:
-    # Not in the form of an outcome.
     print(f"{category.__name__}: {message}", file=sys.stderr, flush=True)
 
 

@@ -1,0 +1,171 @@
+"""Train many runs, each once: those of a sweep file, or all combinations of fields' values.
+
+The same command again goes on where it stopped.
+
+Example: headcode sweep logic --preset logic-small --set method=softmax,linear,hyla --set seed=0,1,2 --jobs 2
+
+A sweep file is Python with a function sweep() that yields (name, config) pairs: headcode sweep heads.py --jobs 2
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from headcode.cli._training import Switch, print_json
+
+Values = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="FIELD=A,B,…"), tyro.conf.UseAppendAction]
+Option = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE"), tyro.conf.UseAppendAction]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """Arguments of `headcode sweep`."""
+
+    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE|TASK")]
+    """A sweep file, or a task (logic, sraven, …) whose fields --set varies."""
+    preset: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the task's)")] = None
+    """With a task: the configuration to start from."""
+    values: Values = ()
+    """With a task: a field and its values; of several fields, every combination is trained. One value just sets it."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: sweeps/NAME)")] = None
+    """The sweep's folder."""
+    jobs: int = 1
+    """Runs at a time on this machine."""
+    threads: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: cores / jobs)")] = None
+    """CPU threads of each run."""
+    device: str = "auto"
+    """auto (a GPU if there is one), cpu, cuda, mps."""
+    compile: Switch = False
+    """torch.compile the models."""
+    engine: str = "local"
+    """local (processes), ray (a Ray cluster, extra headcode[ray]) or slurm (extra headcode[slurm])."""
+    option: Option = ()
+    """Of the engine: address=… or num_gpus=… (ray); partition=… or timeout_minutes=… (slurm), see docs/sweeps.md."""
+    dry_run: Switch = False
+    """Print the names, hashes and states of the runs, and train nothing."""
+    json: Switch = False
+    """Print the results as JSON."""
+
+    def run(self) -> None:
+        from headcode.sweep.runner import SweepFailed, SweepInterrupted, run_sweep
+
+        configs = self._configs()
+        out = Path("sweeps") / Path(self.what).stem if self.out is None else self.out
+        if self.dry_run:
+            _show_plan(configs, out)
+            return
+        options = {name: _value(text) for name, text in (_pair(word, "--option") for word in self.option)}
+        try:
+            rows = run_sweep(
+                configs,
+                out,
+                jobs=self.jobs,
+                threads=self.threads,
+                engine=self.engine,
+                device=self.device,
+                compile=self.compile,
+                **options,
+            )
+        except SweepInterrupted as stopped:
+            print(f"headcode: {stopped}", file=sys.stderr)
+            raise SystemExit(128 + stopped.signal_number) from None
+        except SweepFailed as failed:
+            for name, message in failed.failures.items():
+                print(f"headcode: {name} failed: {message}", file=sys.stderr)
+            raise SystemExit(1) from None
+        if self.json:
+            print_json({"rows": rows})
+        else:
+            print(f"{out / 'results.csv'}  (look at it with: headcode results {out})")
+
+    def _configs(self) -> list[tuple[str, Any]]:
+        from headcode.presets import DEFAULT_PRESETS, PRESETS, preset
+        from headcode.sweep.file import read_sweep
+
+        if self.what not in DEFAULT_PRESETS:
+            if not self.what.endswith(".py") and not Path(self.what).exists():
+                raise ValueError(
+                    f"There is no task or sweep file {self.what!r}; the tasks are: {', '.join(DEFAULT_PRESETS)}."
+                )
+            if self.values or self.preset:
+                raise ValueError("A sweep file says everything itself: leave out --set and --preset.")
+            return read_sweep(self.what)
+        base = preset(self.preset or DEFAULT_PRESETS[self.what])
+        if base.task.name != self.what:
+            fitting = [name for name in PRESETS if preset(name).task.name == self.what]
+            raise ValueError(
+                f"The preset {self.preset!r} is for {base.task.name}; those for {self.what} are: {', '.join(fitting)}."
+            )
+        return configs_of(base, self.values)
+
+
+def configs_of(base: Any, words: tuple[str, ...]) -> list[tuple[str, Any]]:
+    """Every combination of the values in `field=a,b` words; fields with one value are set and not named."""
+    from headcode.presets import override
+    from headcode.sweep.grid import grid
+
+    if not words:
+        raise ValueError(
+            "The sweep of a task needs values to try, for example --set method=softmax,hyla --set seed=0,1,2."
+        )
+    values: dict[str, list[Any]] = {}
+    for word in words:
+        field, text = _pair(word, "--set")
+        if field in values:
+            raise ValueError(f"--set {field} is given twice; write all its values after one.")
+        values[field] = [_value(piece) for piece in _split(text)]
+    varied = {field: column for field, column in values.items() if len(column) > 1}
+    fixed = {field: column[0] for field, column in values.items() if len(column) == 1}
+    if not varied:
+        # One run is a sweep too; it is named after what was set.
+        varied, fixed = values, {}
+    return list(grid(override(base, **fixed), **varied))
+
+
+def _pair(word: str, flag: str) -> tuple[str, str]:
+    name, sign, text = word.partition("=")
+    name = name.strip().replace("-", "_")
+    if not sign or not name or not text.strip():
+        raise ValueError(f"{flag} takes NAME=VALUE, for example {_EXAMPLES[flag]}; got {word!r}.")
+    return name, text
+
+
+_EXAMPLES = {"--set": "seed=0,1,2", "--option": "num_gpus=1"}
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas that stand outside of brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += {"[": 1, "]": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
+
+
+_WORDS = {"True": True, "False": False, "None": None}
+
+
+def _value(text: str) -> Any:
+    """A number, true or false, null or a list as JSON has them; anything else is a word. The field's type decides."""
+    if text in _WORDS:
+        return _WORDS[text]
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _show_plan(configs: list[tuple[str, Any]], out: Path) -> None:
+    from headcode.sweep.plan import plan
+    from headcode.sweep.status import is_finished, read_progress
+
+    for run in plan(configs, out):
+        done = "finished" if is_finished(run.folder, run.config) else f"step {read_progress(run.folder).step}"
+        print(f"{run.hash}  {done:<10} {' = '.join(run.names)}")

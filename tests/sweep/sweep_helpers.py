@@ -1,0 +1,91 @@
+"""Small runs for sweeps, and what two sweeps must have in common to count as the same."""
+
+from headcode.presets import override, preset
+from headcode.sweep.display import SilentDisplay
+from headcode.sweep.process import Outcome
+from headcode.train import Runtime, Trainer
+
+SIZES = {
+    "backend": "reference",  # no kernels to compile
+    "num_points": 7,
+    "dim": 10,
+    "num_layers": 1,
+    "num_heads": 2,
+    "qk_dim": 6,
+    "v_dim": 6,
+    "mlp_dim": 11,
+    "steps": 30,
+    "batch_size": 6,
+    "log_every": 7,
+    "eval_every": 15,
+    "eval_size": 23,
+    "eval_batch_size": 5,
+    "checkpoint_every": 6,
+    "warmup_steps": 3,
+}
+
+
+def small_config(**changes):
+    """A run of a second: prime sizes, dropout on, everything that a run does."""
+    return override(preset("logic"), **(SIZES | changes))
+
+
+def train_here(run):
+    """What a worker does, in this process."""
+    Trainer(run.config, run.folder, runtime=Runtime(device="cpu", threads=1)).run()
+    return Outcome("finished")
+
+
+class ScriptedEngine:
+    """Trains in this process, except where the script has another outcome for a run's next attempts."""
+
+    def __init__(self, script=None, room=1):
+        self.script = {name: list(outcomes) for name, outcomes in (script or {}).items()}
+        self.room = room
+        self.started = []
+        self.closed = False
+        self._at_work = []
+
+    def has_room(self):
+        return len(self._at_work) < self.room
+
+    def start(self, run):
+        self.started.append(run.name)
+        self._at_work.append(run)
+
+    def poll(self):
+        ended, self._at_work = self._at_work, []
+        return [(run, self._end(run)) for run in ended]
+
+    def _end(self, run):
+        planned = self.script.get(run.name)
+        return planned.pop(0) if planned else train_here(run)
+
+    def stop(self):
+        self._at_work = []
+
+    def close(self):
+        self.closed = True
+
+
+class Listener(SilentDisplay):
+    """Remembers what it was told."""
+
+    def __init__(self):
+        self.events = []
+
+    def event(self, state, words):
+        self.events.append((state.run.name, state.state, words))
+
+    def say(self, words):
+        self.events.append(("", "", words))
+
+
+def results_of(out):
+    """What a sweep leaves behind, as bytes: the records and last weights of every run, and all rows but their times."""
+    found = {}
+    for run in sorted((out / "runs").iterdir()):
+        last = max((run / "checkpoints").glob("step-*"), key=lambda folder: int(folder.name.removeprefix("step-")))
+        found[run.name] = [(run / "metrics.jsonl").read_bytes(), last.name, (last / "model.safetensors").read_bytes()]
+    rows = [line.rsplit(",", 1)[0] for line in (out / "results.csv").read_text().splitlines()]  # the last is seconds
+    return found, rows
