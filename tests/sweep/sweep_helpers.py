@@ -1,8 +1,11 @@
 """Small runs for sweeps, and what two sweeps must have in common to count as the same."""
 
+import shutil
+
 from headcode.presets import override, preset
 from headcode.sweep.display import SilentDisplay
 from headcode.sweep.process import Outcome
+from headcode.sweep.status import is_finished
 from headcode.train import Runtime, Trainer
 
 SIZES = {
@@ -30,9 +33,16 @@ def small_config(**changes):
     return override(preset("logic"), **(SIZES | changes))
 
 
+_trained = {}
+
+
 def train_here(run):
-    """What a worker does, in this process."""
-    Trainer(run.config, run.folder, runtime=Runtime(device="cpu", threads=1)).run()
+    """What a worker does, in this process; a run that was trained before is copied."""
+    if run.hash not in _trained or not _trained[run.hash].is_dir() or _trained[run.hash] == run.folder:
+        Trainer(run.config, run.folder, runtime=Runtime(device="cpu", threads=1)).run()
+        _trained[run.hash] = run.folder
+    elif not is_finished(run.folder, run.config):
+        shutil.copytree(_trained[run.hash], run.folder, dirs_exist_ok=True)
     return Outcome("finished")
 
 

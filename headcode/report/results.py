@@ -1,0 +1,197 @@
+"""The results of sweeps, read from `results.csv`: rows, filters, and groups with intervals.
+
+rows = select(read_results("sweeps/first"), ["method=softmax,hyla", "steps>=1000"])
+groups = group_rows(rows, ["method"], ["compositional/r2"])
+groups[0].cells["compositional/r2"].mean
+"""
+
+import csv
+import json
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+Row = dict[str, Any]
+
+RESULTS_FILE = "results.csv"
+NOT_SETTINGS = ("name", "hash", "folder", "task_seed", "error")
+"""Columns that neither set a run apart nor are results; task_seed follows seed unless it is given."""
+CONFIDENCE = 0.95
+
+
+def read_results(path: str | Path) -> list[Row]:
+    """The rows of a sweep's folder or of its results.csv, with numbers as numbers; folders relative to where we are."""
+    path = Path(path)
+    file = path / RESULTS_FILE if path.is_dir() else path
+    if not file.is_file():
+        what = f"it has no {RESULTS_FILE}" if path.is_dir() else "there is no such folder"
+        raise ValueError(f"{path} has no results of a sweep: {what}.")
+    try:
+        with file.open(newline="", encoding="utf-8") as text:
+            table = list(csv.DictReader(text, strict=True, restkey="…"))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not a CSV file: {error}.") from None
+    if any("…" in row or None in row.values() for row in table):
+        raise ValueError(f"{file} is not a table of results: its lines have different lengths.")
+    rows = [{column: _value(column, cell) for column, cell in row.items()} for row in table]
+    return [{**row, "folder": str(file.parent / row["folder"])} if row.get("folder") else row for row in rows]
+
+
+_TEXT = ("name", "hash", "folder")
+
+
+def _value(column: str, cell: str) -> Any:
+    if column in _TEXT:
+        return cell
+    if cell == "":
+        return None
+    try:
+        return json.loads(cell)
+    except ValueError:
+        return cell
+
+
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "!=": operator.ne,
+    ">=": operator.ge,
+    "<=": operator.le,
+    "=": operator.eq,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+def select(rows: list[Row], conditions: Sequence[str]) -> list[Row]:
+    """The rows that meet every condition: `method=hyla`, `method=hyla,softmax` (any of them), `steps>=1000`.
+
+    >>> select([{"seed": 0}, {"seed": 1}, {"seed": 2}], ["seed!=0", "seed<2"])
+    [{'seed': 1}]
+    """
+    for condition in conditions:
+        match = re.fullmatch(r"\s*([\w/]+)\s*(!=|>=|<=|=|>|<)\s*(.*?)\s*", condition)
+        if match is None:
+            raise ValueError(f"A condition reads like method=hyla or steps>=1000, got {condition!r}.")
+        column, sign, text = match.groups()
+        column = find_column(rows, column)
+        wanted = [text] if sign in ("<", "<=", ">", ">=") else [part.strip() for part in text.split(",")]
+        kept = [any(_compare(row.get(column), sign, value) for value in wanted) for row in rows]
+        if sign == "!=":
+            kept = [all(_compare(row.get(column), sign, value) for value in wanted) for row in rows]
+        rows = [row for row, keep in zip(rows, kept, strict=True) if keep]
+    return rows
+
+
+def _compare(value: Any, sign: str, text: str) -> bool:
+    wanted = _value("", text) if not isinstance(value, str) else text
+    if sign in ("=", "!="):
+        wanted = None if text in ("", "null", "None") and value is None else wanted
+        return _COMPARISONS[sign](value, wanted)
+    if value is None:
+        return False
+    if not _is_number(wanted) or not _is_number(value):
+        raise ValueError(f"{sign} compares numbers; got {value!r} and {text!r}.")
+    return _COMPARISONS[sign](value, wanted)
+
+
+def find_column(rows: list[Row], name: str) -> str:
+    """The column of that name (a metric's name alone stands for it where only one split has it)."""
+    columns = columns_of(rows)
+    if name in columns or not rows:
+        return name
+    ends = [column for column in columns if column.endswith(f"/{name}")]
+    if len(ends) == 1:
+        return ends[0]
+    raise ValueError(f"There is no column {name!r}; there are: {', '.join(ends or columns)}.")
+
+
+def columns_of(rows: list[Row]) -> list[str]:
+    return list(dict.fromkeys(column for row in rows for column in row))
+
+
+def main_columns(rows: list[Row]) -> list[str]:
+    """Name, training loss, the main metric of every split (the first that is not its loss) and time."""
+    found: dict[str, str] = {}
+    for column in columns_of(rows):
+        split, slash, metric = column.partition("/")
+        if slash and split != "train" and metric != "loss":
+            found.setdefault(split, column)
+    wanted = ["name", "train/loss", *found.values(), "seconds"]
+    return [column for column in wanted if column in columns_of(rows)]
+
+
+def varying_fields(rows: list[Row]) -> list[str]:
+    """The fields of the configuration in which the rows differ."""
+    fields = [c for c in columns_of(rows) if "/" not in c and c not in (*NOT_SETTINGS, "seconds")]
+    return [field for field in fields if len({json.dumps(row.get(field)) for row in rows}) > 1]
+
+
+def sort_rows(rows: list[Row], column: str, descending: bool = False) -> list[Row]:
+    """Sorted by a column: numbers before words, rows without a value last."""
+    column = find_column(rows, column)
+    there = [row for row in rows if row.get(column) is not None]
+
+    def key(row: Row) -> tuple[bool, float, str]:
+        value = row[column]
+        return (not _is_number(value), value if _is_number(value) else 0.0, "" if _is_number(value) else str(value))
+
+    there.sort(key=key, reverse=descending)
+    return there + [row for row in rows if row.get(column) is None]
+
+
+class Estimate(NamedTuple):
+    """The mean of a group's values, and half the width of its 95 % interval (None for a single value)."""
+
+    mean: float
+    half_width: float | None
+    num_values: int
+
+
+class Group(NamedTuple):
+    """Rows that agree in some fields."""
+
+    fields: Row
+    rows: list[Row]
+    cells: dict[str, Estimate | None]
+    """By column; None where no row has a number."""
+
+
+def group_rows(rows: list[Row], by: Sequence[str], columns: Sequence[str]) -> list[Group]:
+    """Groups of rows with the same values in the fields `by`, in order of appearance, with estimates of the columns."""
+    groups: dict[str, list[Row]] = {}
+    by = [find_column(rows, field) for field in by]
+    for row in rows:
+        groups.setdefault(json.dumps([row.get(field) for field in by]), []).append(row)
+    return [
+        Group(
+            {field: members[0].get(field) for field in by},
+            members,
+            {column: estimate([row.get(column) for row in members]) for column in columns},
+        )
+        for members in groups.values()
+    ]
+
+
+def estimate(values: Sequence[Any]) -> Estimate | None:
+    """Mean and Student's t interval of the values that are numbers.
+
+    >>> mean, half_width, num_values = estimate([1, 2, 3, None])
+    >>> mean, round(half_width, 4), num_values
+    (2.0, 2.4841, 3)
+    """
+    numbers = [float(value) for value in values if _is_number(value)]
+    if not numbers:
+        return None
+    if len(numbers) == 1:
+        return Estimate(numbers[0], None, 1)
+    from scipy.stats import t
+
+    quantile = float(t.ppf((1 + CONFIDENCE) / 2, len(numbers) - 1))
+    return Estimate(fmean(numbers), quantile * stdev(numbers) / math.sqrt(len(numbers)), len(numbers))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
