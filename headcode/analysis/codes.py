@@ -28,21 +28,25 @@ Keys = str | Sequence[int]
 LABELS = ("instance", "composition", "term_ids", "terms", "rules", "token_rules", "permutations", "aligned", "puzzles")
 
 
-def choose_pairs(task: Task, queries: Sequence[int] | None, keys: Keys) -> np.ndarray:
+def choose_pairs(task: Task, queries: Sequence[int] | None, keys: Keys, *, crossing: bool = False) -> np.ndarray:
     """(pair, 2) query and key positions, query by query.
 
     Args:
         queries: positions, negative ones from the end; None means the tokens whose outputs are the prediction.
         keys: `self` (each query's code to itself), `all`, or positions.
+        crossing: the queries attend to the tokens before them alone (a model with `cross_layers`).
     """
     length = task.sequence_length
+    num_keys = range(length)[task.queries].start if crossing and task.queries is not None else length
     rows = list(range(length))[task.queries] if queries is None else [_position("query", q, length) for q in queries]
     if isinstance(keys, str):
         if keys not in ("self", "all"):
             raise ValueError(f"keys must be self, all or positions, got {keys!r}.")
-        columns = [[q] if keys == "self" else list(range(length)) for q in rows]
+        if keys == "self" and crossing:
+            raise ValueError("The answers of a model with cross_layers do not see themselves; use keys='all'.")
+        columns = [[q] if keys == "self" else list(range(num_keys)) for q in rows]
     else:
-        columns = [[_position("key", k, length) for k in keys]] * len(rows)
+        columns = [[_position("key", k, num_keys) for k in keys]] * len(rows)
     pairs = [(q, k) for q, row in zip(rows, columns, strict=True) for k in row]
     if not pairs:
         raise ValueError("At least one query and one key are needed.")
@@ -69,8 +73,8 @@ def capture(
     comparison. Everything is exact on every method and backend (`capture_codes`).
     """
     check_split(run.task, split)
-    numbers = check_layers(layers, run.config.model.num_layers)
-    pairs = choose_pairs(run.task, queries, keys)
+    numbers = layers_of(run, layers)
+    pairs = choose_pairs(run.task, queries, keys, crossing=run.config.model.cross_layers > 0)
     card = {
         **run.facts(),
         "what": "codes",
@@ -88,6 +92,18 @@ def capture(
                 progress(len(batch.x))
         stream.close(card, {"pairs": pairs, "queries": _distinct(pairs[:, 0])})
     return open_arrays(path)
+
+
+def layers_of(run: OpenRun, layers: Sequence[int] | None) -> list[int]:
+    """The layers asked for, counted from 0; None means all that the answers pass through."""
+    model = run.config.model
+    numbers = check_layers(layers, model.num_layers)
+    first = model.num_layers - model.cross_layers if model.cross_layers else 0
+    if layers is None:
+        return numbers[first:]
+    if numbers[0] < first:
+        raise ValueError(f"The answers of this model with cross_layers are in layers {first} and later, not {layers}.")
+    return numbers
 
 
 def read_batch(

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from headcode.analysis.codes import Keys, capture, codes_of
+from headcode.analysis.codes import Keys, capture, codes_of, layers_of
 from headcode.analysis.files import Arrays
-from headcode.analysis.runs import UNTRAINED, check_layers, check_split, open_run
+from headcode.analysis.runs import UNTRAINED, check_split, open_run
 from headcode.tasks import FuzzyLogic, SRaven, Task
 from headcode.train.files import replace_file, to_json
 from headcode.version import __version__
@@ -209,7 +209,7 @@ def decode(
         check_split(run.task, split)
     if fit_split in test_splits:
         raise ValueError(f"Decoders fitted on {fit_split!r} cannot be tested on it; choose another split.")
-    numbers = check_layers(layers, run.config.model.num_layers)
+    numbers = layers_of(run, layers)
     residual = "residual" in controls
     rows: list[dict[str, Any]] = []
     options: dict[str, Any] = {"layers": numbers, "keys": keys, "batch_size": batch_size}

@@ -85,6 +85,8 @@ def _entries(model: Transformer) -> dict[str, _Entry]:
             "The authors' parameters carry position 'relative' or 'none', no qk_norm and pooling 'sum', "
             f"got {config.position!r}, {config.qk_norm} and {config.pooling!r}."
         )
+    if config.cross_layers:
+        raise ValueError("The authors' code has no cross-attention between context and answers: use cross_layers=0.")
     entries = {}
     if config.vocab_size is None:
         entries["embedding.weight"] = _Entry("embedding/kernel", (config.input_dim or 0, config.dim), True)

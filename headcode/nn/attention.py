@@ -40,7 +40,7 @@ class AttentionCall(NamedTuple):
     query_offset: int
     """Position of the first query among the keys."""
     cross: bool
-    """The queries are another sequence than the keys."""
+    """The queries are another sequence than the keys, with positions of their own."""
     use: int
     """Which use of the layer in one pass this is: 0, unless a model applies it several times."""
 
@@ -153,6 +153,7 @@ class HyperAttention(nn.Module):
         queries: slice | None = None,
         cache: LayerCache | None = None,
         dropout_seed: int | None = None,
+        query_offset: int | None = None,
         use: int = 0,
     ) -> Tensor:
         """(B, Tq, dim) to (B, Tq, dim).
@@ -166,10 +167,15 @@ class HyperAttention(nn.Module):
             queries: for self-attention, a contiguous range of positions whose outputs alone are computed.
             cache: keys and values of earlier calls, which this call extends; self-attention only.
             dropout_seed: decides which pairs are dropped in training; drawn from torch's generator unless given.
+            query_offset: of cross-attention whose two sequences have a common order: the position of the first query
+                among the keys, Tk if it follows the last one. By default the last query stands at the last key.
             use: which use of this layer in one pass it is, for models that apply a layer several times.
         """
         causal = self.causal if causal is None else causal
         self._check_inputs(query, key, value, key_padding_mask, queries, cache)
+        if query_offset is not None and key is None:
+            raise ValueError("query_offset is for cross-attention; queries of self-attention stand where they stand.")
+        apart = key is not None and query_offset is None
         recurrent = isinstance(cache, FastWeightState) or (self.recurrent and cache is None)
         if recurrent and (reason := self._why_not_recurrent(key, mask, bias, causal)):
             raise ValueError(f"The recurrent form is not possible: {reason}.")
@@ -177,7 +183,8 @@ class HyperAttention(nn.Module):
         past = 0 if cache is None else cache.length
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
-        query_offset = past + start if key is None else k.shape[2] - q.shape[2]
+        if query_offset is None:
+            query_offset = past + start if key is None else k.shape[2] - q.shape[2]
         if self.position == "rotary":
             q, k = rotate(q, query_offset), rotate(k, past)
         q, k = q.to(v.dtype), k.to(v.dtype)
@@ -192,7 +199,7 @@ class HyperAttention(nn.Module):
                 band = None
                 if self.relative_bias is not None:
                     band = self.relative_bias(q.shape[2], k.shape[2], query_offset).to(q.dtype)
-                call = AttentionCall(q, k, mask, bias, band, causal, self.norm, query_offset, key is not None, use)
+                call = AttentionCall(q, k, mask, bias, band, causal, self.norm, query_offset, apart, use)
                 for observer in self.observers:
                     observer(call)
                 out = self._attend(call, v, dropout_seed) if self.editor is None else self.editor(call, v)

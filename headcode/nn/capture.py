@@ -85,8 +85,10 @@ class _Observer:
 def _codes(call: AttentionCall, queries: Positions, keys: Positions) -> Tensor:
     num_queries, num_keys = call.q.shape[2], call.k.shape[2]
     device = call.q.device
-    # Queries of self-attention share the keys' positions; in cross-attention they are counted on their own.
-    first, length = (0, num_queries) if call.cross else (call.query_offset, num_keys)
+    # Queries share the keys' positions, in or after them; those of another sequence are counted on their own.
+    first, length = call.query_offset, max(num_keys, call.query_offset + num_queries)
+    if call.cross:
+        first, length = 0, num_queries
     rows = _resolve("queries", queries, num_queries, first, length, device)
     columns = _resolve("keys", keys, num_keys, 0, num_keys, device)
     positions = rows + call.query_offset

@@ -36,6 +36,16 @@ def check_dropout(name: str, dropout: Any) -> None:
         raise ValueError(f"{name} must be at least 0 and below 1, got {dropout}.")
 
 
+def check_cross(cross_layers: int, num_layers: int, causal: bool) -> None:
+    if not 0 <= cross_layers <= num_layers:
+        raise ValueError(f"cross_layers must lie in 0..{num_layers}, the number of layers, got {cross_layers}.")
+    if cross_layers and causal:
+        raise ValueError(
+            "cross_layers divides a sequence into context and answers, which a causal model does not have: "
+            "use causal=False."
+        )
+
+
 def check_rotary(position: str, qk_dim: int, num_heads: int) -> None:
     if position == "rotary" and (qk_dim // num_heads) % 2:
         raise ValueError(f"position 'rotary' needs an even head width, got qk_dim / num_heads = {qk_dim // num_heads}.")
@@ -66,6 +76,21 @@ def check_queries(queries: slice | None, length: int) -> None:
     start, stop, _ = queries.indices(length)
     if start >= stop:
         raise ValueError(f"queries must name at least one of {length} positions, got {queries!r}.")
+
+
+def check_answers(queries: slice | None, length: int) -> int:
+    """How many positions the second sequence of a model with cross-attention has: the answers, at the end."""
+    if queries is None:
+        raise ValueError(
+            "A model with cross_layers needs queries, the positions of its second sequence, such as slice(-4, None)."
+        )
+    start, stop, _ = queries.indices(length)
+    if stop != length or start == 0:
+        raise ValueError(
+            f"The queries of a model with cross_layers are the last positions, after at least one of context, "
+            f"got {queries!r} of {length}."
+        )
+    return length - start
 
 
 def check_padding(key_padding_mask: Tensor | None, batch: int, num_keys: int) -> None:

@@ -5,6 +5,7 @@ import dataclasses
 from headcode.config import Config
 from headcode.nn.checks import (
     BACKEND_NAMES,
+    check_cross,
     check_dropout,
     check_rotary,
     check_sizes,
@@ -57,6 +58,9 @@ class ModelConfig(Config):
     qk_norm: bool = False
     share_layers: bool = False
     """One block applied num_layers times."""
+    cross_layers: int = 0
+    """In the last so many layers the positions that are read (`queries`) are a second sequence, which attends to the
+    others by cross-attention; the layers before see the others alone. 0 is one sequence."""
     attention_dropout: float = 0.0
     """Share of (query, key) pairs dropped in training. The paper's runs use 0.1."""
     recurrent: bool = False
@@ -81,6 +85,7 @@ class ModelConfig(Config):
         check_choice("feedforward", self.feedforward, FEEDFORWARDS)
         check_choice("position", self.position, POSITIONS)
         check_rotary(self.position, self.qk_dim, self.num_heads)
+        check_cross(self.cross_layers, self.num_layers, self.causal)
         check_dropout("attention_dropout", self.attention_dropout)
         check_choice("backend", self.backend, BACKEND_NAMES)
         if self.recurrent and (

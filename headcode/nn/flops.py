@@ -3,24 +3,31 @@
 Norms, activations, biases and softmax are left out, as is usual. A causal model is charged for the pairs it sees.
 """
 
-from headcode.nn.checks import resolve_method
+from headcode.nn.checks import check_answers, resolve_method
 from headcode.nn.config import ModelConfig
 from headcode.ops import VALUE_NETS
 from headcode.ops.recurrent import CHUNK
 
 
 def forward_flops(config: ModelConfig, length: int, queries: slice | None = None) -> int:
-    """FLOPs of one sequence of `length` tokens; with `queries`, the last block computes only those outputs."""
+    """FLOPs of one sequence of `length` tokens; with `queries`, the last block computes only those outputs.
+
+    With `cross_layers` the first layers see the context alone, and the last ones read it for the answers alone.
+    """
     _, value_net = resolve_method(config.method, config.norm, config.value_net)
     net = VALUE_NETS[value_net]
     value_dim = 2 * config.v_dim if net.gated else config.v_dim
     feedforward = {"gelu": 2, "swiglu": 3}[config.feedforward] * config.dim * config.mlp_dim
     positions = range(length)
     total = 0 if config.input_dim is None else length * config.input_dim * config.dim
+    answers = check_answers(queries, length) if config.cross_layers else 0
+    keys = positions[: length - answers]
     for layer in range(config.num_layers):
         read = positions if queries is None or layer < config.num_layers - 1 else positions[queries]
-        pairs = sum(position + 1 for position in read) if config.causal else len(read) * length
-        total += length * config.dim * (config.qk_dim + value_dim)  # keys and values
+        if config.cross_layers:
+            read = keys if layer < config.num_layers - config.cross_layers else positions[-answers:]
+        pairs = sum(position + 1 for position in read) if config.causal else len(read) * len(keys)
+        total += len(keys) * config.dim * (config.qk_dim + value_dim)  # keys and values
         total += len(read) * config.dim * config.qk_dim  # queries
         if config.recurrent:
             total += _recurrent_products(config, length)

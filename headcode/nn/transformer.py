@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from headcode.nn.attention import HyperAttention
 from headcode.nn.cache import DecodingCache, FastWeightState, KeyValueCache, LayerCache, unchanged_on_error
-from headcode.nn.checks import check_queries, resolve_method, why_not_recurrent
+from headcode.nn.checks import check_answers, check_padding, check_queries, resolve_method, why_not_recurrent
 from headcode.nn.config import ModelConfig
 from headcode.nn.feedforward import FEEDFORWARDS
 from headcode.nn.initialisation import reset_linear
@@ -53,13 +53,17 @@ class TransformerBlock(nn.Module):
         cache: LayerCache | None = None,
         dropout_seed: int | None = None,
         use: int = 0,
+        context: Tensor | None = None,
     ) -> Tensor:
+        """With `context` the tokens x, which follow it, attend to it by cross-attention, and not to one another."""
         attended = self.attention(
             self.attention_norm(x),
+            None if context is None else self.attention_norm(context),
             key_padding_mask=key_padding_mask,
             queries=queries,
             cache=cache,
             dropout_seed=dropout_seed,
+            query_offset=None if context is None else context.shape[1],
             use=use,
         )
         x = attended + (x if queries is None else x[:, queries])
@@ -129,7 +133,8 @@ class Transformer(nn.Module):
 
         Args:
             queries: a contiguous range of positions, for example slice(-4, None). Exact: the last block computes only
-                these, the earlier ones everything that they depend on.
+                these, the earlier ones everything that they depend on. With `cross_layers` they are the second
+                sequence, and must be given and be the last positions.
             key_padding_mask: boolean (B, T), True where a token is padding; with a cache, of all tokens so far (of the
                 new ones if the cache is recurrent).
             cache: from `new_cache`; `x` then continues the tokens seen so far.
@@ -140,7 +145,10 @@ class Transformer(nn.Module):
         if cache is not None and (not isinstance(cache, DecodingCache) or len(cache.layers) != self.config.num_layers):
             raise ValueError("cache must come from this model's new_cache().")
         with nullcontext() if cache is None else unchanged_on_error(cache.layers):
-            hidden = self._run_blocks(x, queries, key_padding_mask, cache, dropout_seed)
+            if self.config.cross_layers:
+                hidden = self._run_crossing_blocks(x, queries, key_padding_mask, dropout_seed)
+            else:
+                hidden = self._run_blocks(x, queries, key_padding_mask, cache, dropout_seed)
         hidden = self.final_norm(hidden)
         if self.output_proj is not None:
             return self.output_proj(hidden)
@@ -162,10 +170,27 @@ class Transformer(nn.Module):
                 key_padding_mask=key_padding_mask,
                 queries=queries if index == len(layers) - 1 else None,
                 cache=None if cache is None else cache.layers[index],
-                dropout_seed=None if dropout_seed is None else (dropout_seed + index * _LAYER_SEED_STRIDE) % 2**63,
+                dropout_seed=_layer_seed(dropout_seed, index),
                 use=index if self.config.share_layers else 0,
             )
         return hidden
+
+    def _run_crossing_blocks(
+        self, x: Tensor, queries: slice | None, key_padding_mask: Tensor | None, dropout_seed: int | None
+    ) -> Tensor:
+        """Self-attention on the context alone; then the answers, which stand after it, attend to what came of it."""
+        length = x.shape[1]
+        context_length = length - check_answers(queries, length)
+        check_padding(key_padding_mask, x.shape[0], length)
+        padding = None if key_padding_mask is None else key_padding_mask[:, :context_length]
+        context, answers = self._embed(x, 0).split([context_length, length - context_length], 1)
+        for index, block in enumerate(self.layers()):
+            seed, use = _layer_seed(dropout_seed, index), index if self.config.share_layers else 0
+            if index < self.config.num_layers - self.config.cross_layers:
+                context = block(context, key_padding_mask=padding, dropout_seed=seed, use=use)
+            else:
+                answers = block(answers, key_padding_mask=padding, dropout_seed=seed, use=use, context=context)
+        return answers
 
     def new_cache(self, *, recurrent: bool | None = None) -> DecodingCache:
         """An empty cache for decoding token by token. `recurrent` (for the method `linear`) keeps fast weights, of
@@ -213,3 +238,7 @@ class Transformer(nn.Module):
             low, high = x.aminmax()
             if low < 0 or high >= self.config.vocab_size:
                 raise ValueError(f"Tokens must lie in 0..{self.config.vocab_size - 1}, got {low}..{high}.")
+
+
+def _layer_seed(dropout_seed: int | None, layer: int) -> int | None:
+    return None if dropout_seed is None else (dropout_seed + layer * _LAYER_SEED_STRIDE) % 2**63
