@@ -7,6 +7,7 @@ from headcode.nn.config import ModelConfig
 from headcode.nn.edit import edit_codes
 from headcode.nn.feedforward import GeluFeedForward, SwigluFeedForward
 from headcode.nn.flops import flops_per_token, forward_flops
+from headcode.nn.generation import generate
 from headcode.nn.hypernetwork import ValueNetwork, value_network
 from headcode.nn.position import RelativeBias
 from headcode.nn.storage import load_model, save_model
@@ -28,6 +29,7 @@ __all__ = [
     "edit_codes",
     "flops_per_token",
     "forward_flops",
+    "generate",
     "load_model",
     "save_model",
     "value_network",

@@ -28,6 +28,16 @@ class KeyValueCache:
         self.length = end
         return self._keys[:, :, :end], self._values[:, :, :end]
 
+    @property
+    def batch_size(self) -> int | None:
+        return None if self._keys is None else self._keys.shape[0]
+
+    def reorder(self, index: Tensor) -> None:
+        """Let sequence i go on with the past of sequence index[i]; there may be more or fewer of them than before."""
+        if self._keys is not None and self._values is not None:
+            self._keys = self._keys.index_select(0, index.to(self._keys.device))
+            self._values = self._values.index_select(0, index.to(self._values.device))
+
     def snapshot(self) -> int:
         return self.length
 
@@ -56,6 +66,15 @@ class FastWeightState:
     def __init__(self) -> None:
         self.length = 0
         self.state: Tensor | None = None
+
+    @property
+    def batch_size(self) -> int | None:
+        return None if self.state is None else self.state.shape[0]
+
+    def reorder(self, index: Tensor) -> None:
+        """Let sequence i go on with the past of sequence index[i]; there may be more or fewer of them than before."""
+        if self.state is not None:
+            self.state = self.state.index_select(0, index.to(self.state.device))
 
     def snapshot(self) -> tuple[int, Tensor | None]:
         return self.length, self.state

@@ -92,9 +92,14 @@ class Task(Config):
         raise NotImplementedError
 
     @property
-    def queries(self) -> slice | None:
-        """The tokens whose outputs are the prediction, always the last ones; None for all."""
+    def queries(self) -> slice:
+        """The tokens whose outputs are the prediction, always the last ones."""
         raise NotImplementedError
+
+    @property
+    def model_queries(self) -> slice | None:
+        """`queries` as a model takes them: None for all."""
+        return None if self.queries == slice(None) else self.queries
 
     @property
     def model_sizes(self) -> dict[str, int | None]:

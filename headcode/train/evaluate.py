@@ -59,7 +59,7 @@ def evaluate_model(
     def predict(x: Tensor) -> Tensor:
         x = x.to(device, dtype if x.is_floating_point() else x.dtype)
         with torch.autocast(device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
-            return model(x, queries=config.task.queries)
+            return model(x, queries=config.task.model_queries)
 
     return {split: evaluate(predict, config.task, split, size, batch_size, Group()) for split in splits}
 

@@ -134,7 +134,7 @@ class Learner:
     def _predict(self, forward: Callable[..., Tensor], x: Tensor, dropout_seed: int | None = None) -> Tensor:
         bf16 = self.config.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
-            prediction = forward(x, queries=self.config.task.queries, dropout_seed=dropout_seed)
+            prediction = forward(x, queries=self.config.task.model_queries, dropout_seed=dropout_seed)
         return prediction.float() if bf16 else prediction
 
     @contextlib.contextmanager

@@ -111,8 +111,8 @@ class LanguageModelling(Task):
         return self.context
 
     @property
-    def queries(self) -> None:
-        return None
+    def queries(self) -> slice:
+        return slice(None)
 
     @property
     def epoch_size(self) -> int:

@@ -88,9 +88,7 @@ def _sample(documents: Iterable[Document], num_bytes: int) -> Iterator[str]:
 def _encode(
     documents: Iterable[Document], writer: ShardWriter, max_tokens: int | None, say: Callable[[str], None]
 ) -> None:
-    stream = (
-        (document.split, piece) for document in documents for piece in itertools.chain(document.pieces, (None,))
-    )
+    stream = ((document.split, piece) for document in documents for piece in itertools.chain(document.pieces, (None,)))
     said = 0
     while batch := list(itertools.islice(stream, PIECES_AT_ONCE)):
         pieces = [piece for _, piece in batch if piece is not None]

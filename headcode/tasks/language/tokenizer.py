@@ -215,7 +215,7 @@ def _byte_layout() -> bytes:
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     end = {"id": 256, "content": END_OF_DOCUMENT, "special": True}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    layout = {
+    layout: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,

@@ -1,0 +1,135 @@
+"""Let a trained language model go on with a text, token by token.
+
+Example: headcode generate runs/lm-small-hyla-seed0 --prompt "def main(" --temperature 0.8 --top-p 0.95
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+
+from headcode.cli._training import Switch, print_json, say_warning
+from headcode.nn import Transformer
+from headcode.nn.generation import can_recur, generate
+from headcode.presets import RunConfig
+from headcode.tasks import LanguageModelling
+from headcode.tasks.language.tokenizer import TextStream, Tokenizer, read_tokenizer
+from headcode.train.checkpoint import choose_checkpoint, load_from
+from headcode.train.folder import read_run_config
+from headcode.train.runtime import find_device
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """Arguments of `headcode generate`."""
+
+    run_folder: tyro.conf.Positional[Path]
+    """The run folder of a language model."""
+    prompt: str = ""
+    """The text to go on with; the beginning of a document if empty."""
+    max_tokens: int = 200
+    """New tokens, at most; fewer if the document ends, or if the model has no positions left (T5 band)."""
+    temperature: float = 0.8
+    """Divides the logits: 0 takes the most probable token each time, 1 draws as the model says."""
+    top_p: float = 1.0
+    """Draw from the most probable tokens that together have this probability."""
+    seed: int = 0
+    """Of the draws."""
+    checkpoint: str = "last"
+    """last, best or a name such as step-500."""
+    tokenizer: Path | None = None
+    """The tokenizer.json of the run, if it is not in its folder any more."""
+    cache: bool = True
+    """Keep the past of every layer; --no-cache computes everything anew for every token, with the same result."""
+    recurrent: bool | None = None
+    """Keep a state of constant size (method linear with rotary or no positions); wherever possible unless given."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps."""
+    threads: int | None = None
+    """CPU threads; torch's choice unless given."""
+    json: Switch = False
+    """Print one JSON object at the end instead of the text as it comes."""
+
+    def run(self) -> None:
+        warnings.showwarning = say_warning
+        config = read_run_config(self.run_folder)
+        if not isinstance(config.task, LanguageModelling):
+            raise ValueError(f"{self.run_folder} is a run of {config.task.name}; text comes from runs of lm.")
+        if self.threads is not None:
+            if self.threads < 1:
+                raise ValueError(f"--threads must be 1 or more, got {self.threads}.")
+            torch.set_num_threads(self.threads)
+        tokenizer = tokenizer_of(self.run_folder, config, self.tokenizer)
+        checkpoint = choose_checkpoint(self.run_folder, self.checkpoint)
+        model = load_from(checkpoint).to(find_device(self.device))
+        prompt = tokens_of(self.prompt, tokenizer)
+        tokens = self._generate(model, prompt, tokenizer)
+        self._tell(prompt, tokens, tokenizer, model)
+
+    def _generate(self, model: Transformer, prompt: list[int], tokenizer: Tokenizer) -> Any:
+        if self.recurrent and not self.cache:
+            raise ValueError("--recurrent keeps a state of the past, which --no-cache forbids; leave one out.")
+        return generate(
+            model,
+            prompt,
+            self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            end_token=tokenizer.end_token,
+            cache=self.cache,
+            recurrent=self.recurrent,
+        )
+
+    def _tell(self, prompt: list[int], tokens: Any, tokenizer: Tokenizer, model: Transformer) -> None:
+        stream = TextStream(tokenizer, prompt)
+        given: list[int] = []
+        pieces: list[str] = []
+        pieces_now = (self._keep(given, token, stream) for token in tokens)
+        if not self.json:
+            sys.stdout.write(self.prompt)
+        for piece in itertools.chain(pieces_now, (stream.finish() for _ in range(1))):
+            pieces.append(piece)
+            if not self.json:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+        if self.json:
+            recurrent = self.cache and (can_recur(model.config) if self.recurrent is None else self.recurrent)
+            facts = {"prompt": self.prompt, "text": "".join(pieces), "tokens": given}
+            print_json({**facts, "ended": len(given) < self.max_tokens, "recurrent": recurrent})
+        else:
+            print()
+
+    @staticmethod
+    def _keep(given: list[int], token: int, stream: TextStream) -> str:
+        given.append(token)
+        return stream.add(token)
+
+
+def tokenizer_of(run: Path, config: RunConfig, given: Path | None = None) -> Tokenizer:
+    """The tokenizer that a run was trained with, and no other."""
+    task = config.task
+    assert isinstance(task, LanguageModelling)
+    path = run / "tokenizer.json" if given is None else given
+    tokenizer = read_tokenizer(path, task.tokenizer)
+    if hashlib.sha256(tokenizer.content).hexdigest() != task.tokenizer_hash:
+        raise ValueError(
+            f"{path} is not the tokenizer that {run} was trained with ({tokenizer.vocab_size} tokens, the model has "
+            f"{task.vocab_size}): its numbers would mean other text."
+        )
+    return tokenizer
+
+
+def tokens_of(prompt: str, tokenizer: Tokenizer) -> list[int]:
+    """The prompt's tokens; nothing is the end of the document before."""
+    if prompt:
+        return tokenizer.encode([prompt])[0].tolist()
+    if tokenizer.end_token is None:
+        raise ValueError("This tokenizer has no token between documents, so generation needs a --prompt.")
+    return [tokenizer.end_token]
