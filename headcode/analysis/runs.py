@@ -12,7 +12,7 @@ from torch import Tensor
 from headcode.nn import Transformer
 from headcode.presets import RunConfig
 from headcode.tasks import Batch, FuzzyLogic, Task
-from headcode.train.checkpoint import choose_checkpoint, list_checkpoints, load_from
+from headcode.train.checkpoint import choose_checkpoint, find_run, list_checkpoints, load_from
 from headcode.train.folder import read_run_config
 from headcode.train.randomness import seed_of
 
@@ -51,7 +51,7 @@ def open_run(path: str | Path, checkpoint: str = "last", *, inputs: str | None =
 
     `inputs` (fuzzy logic) replaces the task's way of drawing points: uniform, fixed_context or fixed_query.
     """
-    path = Path(path)
+    path = find_run(path)
     config = read_run_config(path)
     if inputs is not None:
         if not isinstance(config.task, FuzzyLogic):
@@ -73,7 +73,7 @@ def untrained_model(config: RunConfig) -> Transformer:
 
 def checkpoints_of(path: str | Path) -> list[str]:
     """`untrained` and the names of a run's checkpoints, oldest first."""
-    path = Path(path)
+    path = find_run(path)
     read_run_config(path)
     names = [folder.name for folder in reversed(list_checkpoints(path))]
     if not names:

@@ -1,109 +1,154 @@
-"""The hypernetwork inside attention, on a small random model.
+"""The paper in under three minutes: three methods trained side by side, their codes decoded, puzzles solved.
 
-Takes one HYLA layer and shows, for one query, the code of every key, the network that each code generates, and that
-these networks, applied to the keys' tokens and summed, are exactly the layer's output. Writes a picture.
+Trains softmax, linear and HYLA attention on fuzzy logic, compares them on compositions that training never had, decodes
+the terms from their codes, then lets a SRAVEN model of the zoo solve unseen puzzles, next to what is possible at all.
+Writes one page with everything: report.html.
 
-Example: headcode demo --method softmax
+Example: headcode demo --out out/demo
 """
 
 import dataclasses
+import os
+import shutil
+import time
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
+from headcode.cli._generated_network import draw_opened, in_words, open_layer
+from headcode.presets import override, preset
+from headcode.sweep import grid
 
-from headcode.nn import HyperAttention, capture_codes, value_network
-from headcode.ops import METHODS
-
-BLOCKS = " ▁▂▃▄▅▆▇█"
+METHODS = ("softmax", "linear", "hyla")
+PUZZLE_MODELS = ("sraven-4-hyla", "sraven-3-hyla", "sraven-2-hyla")
+"""The demo takes the first of these that the zoo has."""
+SPLITS = ("iid", "compositional", "novel")
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
     """Arguments of `headcode demo`."""
 
-    method: str = "hyla"
-    """softmax, linear, linear_rms, hyla, …"""
-    seed: int = 0
     out: Path = Path("out/demo")
-    """Folder for the picture."""
+    """Folder for the runs, the figures and report.html; what is trained in it is not trained again."""
+    steps: int | None = None
+    """Steps of each training; the preset's unless given."""
+    puzzles: int = 1000
+    """Unseen puzzles to solve."""
+    seed: int = 0
+    fresh: bool = False
+    """Delete what an earlier demo trained in the folder, and train again."""
 
     def run(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"--method must be one of {', '.join(METHODS)}, got {self.method!r}.")
-        torch.manual_seed(self.seed)
-        dim, heads, length = 16, 8, 6
-        layer = HyperAttention(dim, heads, method=self.method, v_dim=8 * heads).double()
-        for bias in (layer.value_proj.bias, layer.output_proj.bias):
-            torch.nn.init.normal_(bias, std=0.1)
-        x = torch.randn(1, length, dim, dtype=torch.float64)
-        with torch.no_grad(), capture_codes(layer) as captured:
-            output = layer(x)
-        codes = captured[0]
-        with torch.no_grad():
-            networks = value_network(layer, codes)
-            contributions = networks(x[:, None])  # (1, query, key, dim)
-            rebuilt = contributions.sum(2) + layer.output_proj.bias
-        error = (rebuilt - output).abs().max().item()
-        self._tell(codes, contributions, error)
-        shown = (codes.numpy(), networks.weights[0].numpy(), contributions.numpy(), output.numpy())
-        path = draw(*shown, self.method, self.out)
-        print(f"\nPicture: {path}")
-        print("Next: headcode info --help, and `from headcode import HyperAttention` in your own model.")
+        if self.puzzles < 1:
+            raise ValueError(f"--puzzles must be 1 or more, got {self.puzzles}.")
+        start = time.monotonic()
+        if self.fresh:
+            shutil.rmtree(self.out / "runs", ignore_errors=True)
+        self.out.mkdir(parents=True, exist_ok=True)
+        print("1. Attention is a hypernetwork\n", flush=True)
+        opened = open_layer("hyla", self.seed)
+        idea = in_words(opened, "hyla")
+        print(idea + "\n", flush=True)
+        picture = draw_opened(opened, "hyla", self.out / "figures")
+        print("2. Three methods on fuzzy logic, side by side\n", flush=True)
+        rows = self._train()
+        print("\n3. What their codes tell\n", flush=True)
+        table = self._compare(rows)
+        print("\n4. Unseen puzzles\n", flush=True)
+        solved = self._solve()
+        page = self._write_page(idea, picture, rows, table, solved)
+        print(f"\n{time.monotonic() - start:.0f} s. Everything on one page: {page}\n")
+        print("Next:")
+        print("  headcode puzzle --instance 7 --answer            look at a puzzle and what the exact solver says")
+        print("  headcode train logic --method hyla               the paper's model, 8,000 steps")
+        print(
+            "  headcode reproduce logic-ablation --scale smoke  a figure of the paper, in seconds, to see how it works"
+        )
+        print("  headcode eval zoo/logic-hyla                     a trained model that comes with the package")
+        print("  from headcode import HyperAttention              HYLA in a model of your own")
 
-    def _tell(self, codes: Tensor, contributions: Tensor, error: float) -> None:
-        heads, query = codes.shape[1], codes.shape[2] - 1
-        norm, value_net, _ = METHODS[self.method]
-        print(f"Attention as a hypernetwork: {self.method} (norm {norm}, value net {value_net}), seed {self.seed}\n")
-        print(f"Query {query}. The scores it gives a key across {heads} heads are the key's code; the code configures")
-        print("the network that turns the key's token into a contribution.\n")
-        print(f"{'key':>3}  {'code (one bar a head)':<24} {'as numbers':<{7 * heads}}  size of contribution")
-        for key in range(codes.shape[3]):
-            code = codes[0, :, query, key]
-            numbers = " ".join(f"{value:+.2f}" for value in code.tolist())
-            size = contributions[0, query, key].norm().item()
-            print(f"{key:>3}  {_bars(code):<24} {numbers:<{7 * heads}}  {size:.3f}")
-        print(f"\nSum of all generated networks applied to their tokens, against the layer's output: {error:.1e}")
+    def _train(self) -> list[dict[str, Any]]:
+        from headcode.sweep import run_sweep
 
+        base = override(preset("logic-small"), seed=self.seed)
+        if self.steps is not None:
+            base = override(base, steps=self.steps)
+        return run_sweep(grid(base, method=METHODS), self.out, jobs=min(len(METHODS), os.cpu_count() or 1), threads=1)
 
-def _bars(code: Tensor) -> str:
-    top = code.abs().max().clamp(min=1e-9)
-    return " ".join(BLOCKS[round((value / top).item() * (len(BLOCKS) - 1))] for value in code.abs())
+    def _compare(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Scores of every split, and how well a linear decoder finds the terms in the codes of held-out functions."""
+        from headcode.analysis.decode import decode
+        from headcode.cli.reproduce import aligned_table
 
+        table = []
+        for row in rows:
+            result = decode(row["folder"], inputs="fixed_context", controls=(), fit_size=1024, test_size=1024)
+            f1 = {r["layer"]: r["f1"] for r in result["rows"] if (r["source"], r["subset"]) == ("codes", "all")}
+            layer = max(f1, key=lambda number: f1[number])
+            scores = {split: row[f"{split}/r2"] for split in SPLITS}
+            entry = {"method": row["method"], "training loss": row["train/loss"], **scores}
+            table.append({**entry, "decoding F1": f1[layer], "layer": layer})
+        print(aligned_table(table))
+        print("\nR² on fresh functions of seen compositions (iid), of held-out compositions, and of terms never seen.")
+        print(
+            "Decoding F1: the terms of held-out functions, read from the codes by a linear decoder fitted on seen ones."
+        )
+        return table
 
-def draw(
-    codes: np.ndarray, weights: np.ndarray, contributions: np.ndarray, output: np.ndarray, method: str, folder: Path
-) -> Path:
-    """Code, generated first-layer weights and contribution of every key, for the last query."""
-    import matplotlib
+    def _solve(self) -> dict[str, Any]:
+        from headcode.cli._demo_puzzles import solve_puzzles
+        from headcode.zoo import names
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+        name = next(name for name in PUZZLE_MODELS if name in names())
+        solved = solve_puzzles(name, self.puzzles, self.out / "figures")
+        print(solved.words, flush=True)
+        return dataclasses.asdict(solved)
 
-    keys, query = codes.shape[3], codes.shape[2] - 1
-    figure, axes = plt.subplots(3, keys, figsize=(1.5 * keys + 1.2, 6.2), height_ratios=[1, 1.6, 1], squeeze=False)
-    code_limit = 1.1 * abs(codes[0, :, query]).max()
-    weight_limit = abs(weights[0, query]).max()
-    size_limit = 1.1 * abs(contributions[0, query]).max()
-    for key in range(keys):
-        code, weight = codes[0, :, query, key], weights[0, query, key]
-        axes[0, key].bar(range(1, len(code) + 1), code, color=["#0072B2" if z >= 0 else "#D55E00" for z in code])
-        axes[0, key].set(ylim=(-code_limit, code_limit), title=f"key {key}")
-        axes[1, key].imshow(weight, cmap="RdBu_r", vmin=-weight_limit, vmax=weight_limit, aspect="auto")
-        axes[2, key].bar(range(len(output[0, query])), contributions[0, query, key], color="#009E73")
-        axes[2, key].set(ylim=(-size_limit, size_limit))
-        for row in range(3):
-            axes[row, key].axhline(0, color="0.6", linewidth=0.6) if row != 1 else None
-            axes[row, key].set(xticks=[], yticks=[])
-    for row, label in enumerate(
-        ["code\n(one bar a head)", "generated weights\n(first layer)", "contribution\nto the output"]
-    ):
-        axes[row, 0].set_ylabel(label)
-    figure.suptitle(f"One query, {keys} keys: each code configures its own network ({method})")
-    figure.tight_layout()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "hypernetwork.png"
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return path
+    def _write_page(
+        self,
+        idea: str,
+        picture: Path,
+        rows: list[dict[str, Any]],
+        table: list[dict[str, Any]],
+        solved: dict[str, Any],
+    ) -> Path:
+        from headcode.report.curves import scores_by_split, training_curves
+        from headcode.report.page import Figure, Page, Preformatted, Table, Text
+
+        figures = self.out / "figures"
+        runs = {row["method"]: row["folder"] for row in rows}
+        curves = training_curves(runs, figures / "curves", metric="r2")[0]
+        bars = scores_by_split({row["method"]: {s: row[f"{s}/r2"] for s in SPLITS} for row in rows}, figures / "scores")
+        steps, seed = rows[0]["steps"], rows[0]["seed"]
+        page = Page(
+            "Attention as a hypernetwork",
+            f"The demo of headcode: three methods after {steps:,} steps on fuzzy logic (seed {seed}), unseen puzzles.",
+        )
+        page.section(
+            "The idea",
+            Text(
+                "The scores that a query gives a key across the heads are a short vector, the code. It configures the "
+                "network that turns the key's token into its contribution to the output. Softmax and linear attention "
+                "generate a linear network; HYLA generates one with a nonlinearity inside."
+            ),
+            Figure(picture, "One query and six keys of a random HYLA layer: code, generated weights, contribution."),
+            Preformatted(idea, "The same in numbers"),
+        )
+        page.section(
+            "Three methods on fuzzy logic",
+            Text(
+                "Each model sees points of a fuzzy-logic function and predicts the value at the last one. Some "
+                "combinations of terms are held out: the question is whether a model composes what it knows."
+            ),
+            Table(table, best=[*SPLITS, "decoding F1"]),
+            Figure(bars[0], "R² by split. One seed and a short training: a look, not a result; see docs/results.md."),
+            Figure(curves, "R² along training: seen compositions, held-out compositions, terms never seen."),
+        )
+        page.section(
+            "Unseen puzzles",
+            Text(solved["summary"]),
+            Table(solved["scores"]),
+            Figure(Path(solved["picture"]), solved["caption"], width="min(100%, 30rem)"),
+            Preformatted(solved["words"], "As text"),
+        )
+        return page.write(self.out / "report.html")

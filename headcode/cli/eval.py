@@ -11,7 +11,7 @@ from typing import Any
 import tyro
 
 from headcode.cli._training import Switch, metrics_line, print_json, say_warning
-from headcode.train.checkpoint import choose_checkpoint, load_from
+from headcode.train.checkpoint import choose_checkpoint, find_run, load_from
 from headcode.train.evaluate import evaluate_model, evaluation_splits
 from headcode.train.folder import read_run_config
 from headcode.train.runtime import find_device
@@ -48,7 +48,7 @@ class Command:
         if size < 1 or batch_size < 1:
             raise ValueError(f"--size and --batch-size must be 1 or more, got {size} and {batch_size}.")
         device = find_device(self.device)
-        checkpoint = choose_checkpoint(self.run_folder, self.checkpoint)
+        checkpoint = choose_checkpoint(find_run(self.run_folder), self.checkpoint)
         splits = evaluation_splits(config.task) if self.split is None else [self.split]
         model = load_from(checkpoint)
         found = evaluate_model(model, config, splits, size=size, batch_size=batch_size, device=device)

@@ -9,6 +9,7 @@ Example: headcode reproduce heads --scale smoke
 """
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ import tyro
 
 from headcode.cli._training import Switch
 from headcode.experiments import EXPERIMENTS, SCALES, Experiment, Outcome, estimate, experiment, planned_runs, reproduce
-from headcode.experiments.base import Scale, Table
+from headcode.experiments.base import Scale
 from headcode.experiments.run import markdown_table
 from headcode.train import Runtime
 
@@ -81,7 +82,7 @@ class Command:
 
     def _tell(self, outcome: Outcome) -> None:
         for table in outcome.tables:
-            print(f"\n{table.title}\n{_shown(table)}")
+            print(f"\n{table.title}\n{aligned_table(table.rows)}")
         print()
         for verdict in outcome.verdicts:
             print(f"[{verdict.word}] {verdict.statement} {verdict.evidence}")
@@ -92,9 +93,9 @@ class Command:
             print(f"  {path}")
 
 
-def _shown(table: Table) -> str:
+def aligned_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Columns aligned for a terminal."""
-    lines = [line.strip("| ").split(" | ") for line in markdown_table(table.rows).splitlines()]
+    lines = [line.strip("| ").split(" | ") for line in markdown_table([dict(row) for row in rows]).splitlines()]
     if len(lines) < 3:
         return "(no rows)"
     cells: list[list[Any]] = [lines[0], *lines[2:]]

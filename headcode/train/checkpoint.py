@@ -31,6 +31,8 @@ STATE_FILE = "state.json"
 RUN_CONFIG_FILE = "config.json"
 CHECKPOINTS = "checkpoints"
 KEEP_LAST = 2
+ZOO = Path(__file__).parents[1] / "zoo" / "models"
+"""The models that come with the package; `headcode.zoo` tells about them."""
 
 
 class DamagedCheckpoint(ValueError):
@@ -182,12 +184,25 @@ def remove_leftovers(run: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def find_run(path: str | Path) -> Path:
+    """The folder that a user means: `zoo/NAME` is the zoo's, unless there is a run of that path."""
+    path = Path(path)
+    if len(path.parts) != 2 or path.parts[0] != "zoo" or (path / RUN_CONFIG_FILE).is_file():
+        return path
+    known = sorted(folder.name for folder in ZOO.glob("*") if folder.is_dir())
+    if path.parts[1] not in known:
+        raise ValueError(f"The zoo has no model {path.parts[1]!r}; it has: {', '.join(known) or 'none'}.")
+    return ZOO / path.parts[1]
+
+
 def load(path: str | Path) -> Transformer:
-    """The model of a run folder (its newest checkpoint), of a checkpoint or of a model folder, in evaluation mode.
+    """The model of a run folder (its newest checkpoint), a checkpoint, a model folder or of the zoo (`zoo/NAME`).
+
+    It is in evaluation mode.
 
     A run that keeps averaged weights gives those, as its evaluations do.
     """
-    folder = Path(path)
+    folder = find_run(path)
     if (folder / CHECKPOINTS).is_dir() or _is_run_folder(folder):
         return load_from(choose_checkpoint(folder, "last"))
     if (folder / STATE_FILE).is_file():

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from headcode.presets import RunConfig
-from headcode.train.checkpoint import RUN_CONFIG_FILE, remove_leftovers
+from headcode.train.checkpoint import RUN_CONFIG_FILE, find_run, remove_leftovers
 from headcode.train.files import read_object, replace_file, to_json
 
 ENVIRONMENT_FILE = "environment.json"
@@ -118,7 +118,7 @@ class RunFolder:
 
 def read_run_config(path: str | Path) -> RunConfig:
     """The configuration of a run folder, or one sentence that says why it is none."""
-    path = Path(path)
+    path = find_run(path)
     if not path.is_dir():
         raise ValueError(f"{path} is not a run folder: there is no such folder.")
     if not (path / RUN_CONFIG_FILE).is_file():
