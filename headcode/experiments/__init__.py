@@ -12,6 +12,7 @@ _MODULES = {
     "logic-grid": ("logic_grid", "LogicGrid"),
     "capacity": ("capacity", "Capacity"),
     "heads": ("heads", "Heads"),
+    "language": ("language", "Language"),
 }
 EXPERIMENTS = tuple(_MODULES)
 

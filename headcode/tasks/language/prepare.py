@@ -52,6 +52,18 @@ def prepare(
             return TokenShards(writer.finish(recipe, source.words()))
 
 
+def prepared(
+    source: Source,
+    *,
+    tokenizer: str | Tokenizer = "bpe",
+    vocab_size: int = 2048,
+    validation: float = 0.1,
+    max_tokens: int | None = None,
+) -> TokenShards | None:
+    """What `prepare` would find without any work, or None."""
+    return find_recipe(_recipe(source, tokenizer, vocab_size, validation, max_tokens))
+
+
 def _recipe(source: Source, tokenizer: str | Tokenizer, vocab_size: int, validation: float, limit: int | None) -> str:
     settings: dict[str, Any] = {
         "format": FORMAT,
