@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from headcode.ops import cpu
+from headcode.ops import cpu, gpu
 
 logger = logging.getLogger("headcode")
 
@@ -57,13 +57,9 @@ def _serves_all(problem: Problem) -> str | None:
     return None
 
 
-def _not_here(problem: Problem) -> str | None:
-    return "this version has no such kernel yet"
-
-
 # name -> the function that says why the backend cannot serve a problem (None: it can), best first.
 CANDIDATES: dict[str, Callable[[Problem], str | None]] = {
-    "triton": _not_here,
+    "triton": gpu.unsupported,
     "cpu": cpu.unsupported,
     "chunked": _serves_all,
     "reference": _serves_all,

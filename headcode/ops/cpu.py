@@ -232,7 +232,7 @@ class _Call:
             "causal": options["causal"],
             "query_offset": options["query_offset"],
             "threshold": dropout_hash.threshold(dropout) if dropout > 0 else 0,
-            "stream": _stream(options["dropout_seed"]) if dropout > 0 else 0,
+            "stream": dropout_hash.stream_number(options["dropout_seed"]) if dropout > 0 else 0,
             "mask": 0 if mask is None else mask.data_ptr(),
             "mask_batch": 0 if mask is None or mask.shape[0] == 1 else mask.stride(0),
             "mask_key": 0 if mask is None or mask.shape[3] == 1 else mask.stride(3),
@@ -290,13 +290,6 @@ def _sum_parts(parts: Tensor) -> Tensor:
 
     sum_parts_kernel(parts.view(parts.shape[0], -1).numpy())
     return parts[0]
-
-
-def _stream(seed: int) -> int:
-    """`dropout.stream` in plain integers: its tensor form is for torch.compile, and slow."""
-    mask, mix = dropout_hash.MASK32, dropout_hash.mix
-    inner: Any = mix(((seed >> 32) + dropout_hash.SEED_INCREMENT) & mask)  # type: ignore[arg-type]
-    return int(mix(((seed & mask) + inner) & mask))
 
 
 def _round_up(number: int, unit: int) -> int:

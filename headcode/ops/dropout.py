@@ -10,6 +10,8 @@ With `mix` a 32-bit finaliser (all arithmetic modulo 2**32) and query positions 
 Kernels in other languages repeat these four lines; tests hold them to this file.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,12 @@ def stream(seed: int, device: torch.device | None = None) -> Tensor:
     """The 32-bit stream number of a 63-bit seed, as an int64 scalar tensor."""
     word = torch.full((), seed, dtype=torch.int64, device=device)
     return mix(((word & MASK32) + mix(((word >> 32) + SEED_INCREMENT) & MASK32)) & MASK32)
+
+
+def stream_number(seed: int) -> int:
+    """`stream` in plain integers: its tensor form is for torch.compile, and slow."""
+    inner: Any = mix(((seed >> 32) + SEED_INCREMENT) & MASK32)  # type: ignore[arg-type]
+    return int(mix(((seed & MASK32) + inner) & MASK32))
 
 
 def keep_mask(

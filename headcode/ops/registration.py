@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BACKENDS = {"chunked": "headcode.ops.chunked", "cpu": "headcode.ops.cpu"}
+BACKENDS = {"chunked": "headcode.ops.chunked", "cpu": "headcode.ops.cpu", "triton": "headcode.ops.gpu"}
 """name -> module; imported at first use, so that a backend's own requirements are never needed before it is."""
 
 

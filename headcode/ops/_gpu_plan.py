@@ -1,0 +1,225 @@
+"""From a call to launches: arguments, compile-time constants, tiles, scratch memory.
+
+Kept apart from the kernels so that ahead-of-time compilation (`_gpu_compile`) sees exactly what a launch would pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headcode.ops import _gpu_tuning
+from headcode.ops import dropout as dropout_hash
+from headcode.ops._gpu_tuning import Tiles
+from headcode.ops.registry import RMS_EPSILON
+
+WIDE_FROM = 16
+"""Matrix units multiply at least 16 deep; narrower heads go one dim at a time, without padding."""
+BAND_PROGRAMS = 1024
+"""About how many programs share the band's gradient; more take more memory for parts."""
+
+
+class Launch(NamedTuple):
+    """One kernel, ready to start."""
+
+    kernel: str
+    programs: int
+    arguments: dict[str, Any]
+    constants: dict[str, Any]
+    tiles: Tiles
+
+
+class GpuCall:
+    """One call of the op in the kernels' terms."""
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        band: Tensor | None,
+        saved: Tensor,
+        options: dict[str, Any],
+    ) -> None:
+        self.q, self.k, self.v, self.band, self.saved = q, k, v, band, saved
+        self.mask = None if mask is None else mask.view(torch.uint8)
+        self.options = options
+        self.grad = q
+        self.delta = saved
+        self.batch, self.heads, self.queries, self.qk_width = q.shape
+        self.keys, self.v_width = k.shape[2], v.shape[3]
+        self.qk_wide, self.v_wide = self.qk_width >= WIDE_FROM, self.v_width >= WIDE_FROM
+        mixes_on_matrix_units = self.v_wide and options["value_net"] != "linear"
+        self.padded_heads = max(power_of_2(self.heads), WIDE_FROM if mixes_on_matrix_units else 1)
+
+    def run(self, kind: str, **outputs: Tensor) -> None:
+        """Choose tiles, launch, and bring float32 sums that did not fit on the chip to the outputs."""
+        tiles = _gpu_tuning.choose(self, kind, lambda candidate: self._start(kind, candidate, outputs))
+        for name, scratch in self._start(kind, tiles, outputs).items():
+            outputs[name].copy_(scratch)
+
+    def _start(self, kind: str, tiles: Tiles, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        targets, scratch = self.targets(tiles, outputs)
+        start(self.plan(kind, tiles, targets), self.q)
+        return scratch
+
+    def targets(self, tiles: Tiles, outputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Where the kernel writes: the outputs, or zeroed float32 in their place where it adds chunk by chunk."""
+        scratch = {}
+        for name, output in outputs.items():
+            wide, limit = (self.v_wide, tiles.v_chunk) if name in ("out", "grad_v") else (self.qk_wide, tiles.qk_chunk)
+            if wide and limit < output.shape[3]:
+                scratch[name] = torch.zeros(output.shape, dtype=torch.float32, device=output.device)
+        return {**outputs, **scratch}, scratch
+
+    def band_gradient(self) -> Tensor:
+        """(H, Tq+Tk-1), float32."""
+        tiles = _gpu_tuning.choose(self, "band", lambda candidate: self._band_parts(candidate))
+        return sum_band(self._band_parts(tiles), self.queries, self.keys)
+
+    def _band_parts(self, tiles: Tiles) -> Tensor:
+        launch, parts = self.plan_band(tiles)
+        start(launch, self.q)
+        return parts
+
+    def plan_band(self, tiles: Tiles) -> tuple[Launch, Tensor]:
+        size = tiles.queries
+        diagonals = -(-self.queries // size) - (-self.keys // size) - 1
+        batch_step = max(1, self.batch * diagonals // BAND_PROGRAMS)
+        groups = -(-self.batch // batch_step)
+        parts = self.q.new_empty(groups, diagonals, self.heads, size, size, dtype=torch.float32)
+        launch = self.plan("band", tiles, {"parts": parts})
+        launch.arguments.update(num_batch=self.batch, batch_step=batch_step)
+        return launch._replace(programs=groups * diagonals), parts
+
+    def plan(self, kind: str, tiles: Tiles, targets: dict[str, Tensor]) -> Launch:
+        """The launch of kernel `kind`: log_sums, forward, delta, query, key or band."""
+        named = {"q": self.q, "k": self.k}
+        if kind != "log_sums":
+            named["v"] = self.v
+        if kind not in ("log_sums", "forward"):
+            named["grad"] = self.grad
+        if kind == "delta":
+            targets = {"grad_q": self.delta}
+        arguments: dict[str, Any] = {**named, **targets}
+        for name, tensor in arguments.copy().items():
+            if name == "parts":
+                continue
+            strides = tensor.stride() if tensor.dim() == 4 else (0, 0, 0)
+            arguments.update(zip((f"{name}_b", f"{name}_h", f"{name}_t"), strides, strict=False))
+        # Pointers that a variant does not use must still be pointers.
+        mask_strides = (0, 0, 0, 0) if self.mask is None else broadcast_strides(self.mask)
+        arguments.update(
+            mask=self.q if self.mask is None else self.mask,
+            mask_b=mask_strides[0],
+            mask_q=mask_strides[2],
+            mask_k=mask_strides[3],
+            band=self.q if self.band is None else self.band,
+            band_h=0 if self.band is None else self.band.stride(0),
+            log_sums=self.saved,
+            num_queries=self.queries,
+            num_keys=self.keys,
+            query_offset=self.options["query_offset"],
+            scale=self.options["scale"],
+        )
+        constants: dict[str, Any] = {
+            "H": self.heads,
+            "HP": self.padded_heads,
+            "D": self.qk_width,
+            "DC": chunk_width(self.qk_width, self.qk_wide, tiles.qk_chunk),
+            "CAUSAL": self.options["causal"],
+            "MASKED": self.mask is not None,
+            "BAND": self.band is not None,
+            "QK_WIDE": self.qk_wide,
+            "PRECISION": _gpu_tuning.float32_precision(),
+            "BQ": tiles.queries,
+            "BK": tiles.keys,
+        }
+        if kind != "log_sums":
+            dropout = self.options["dropout"]
+            arguments.update(
+                stream=signed(dropout_hash.stream_number(self.options["dropout_seed"])) if dropout > 0 else 0,
+                threshold=signed(dropout_hash.threshold(dropout)) if dropout > 0 else 0,
+                keep_scale=1 / (1 - dropout),
+            )
+            constants.update(
+                DV=self.v_width,
+                DVC=chunk_width(self.v_width, self.v_wide, tiles.v_chunk),
+                NORM=self.options["norm"],
+                NET=self.options["value_net"],
+                DROPOUT=dropout > 0,
+                V_WIDE=self.v_wide,
+                RMS_EPSILON=RMS_EPSILON,
+            )
+        if kind not in ("log_sums", "forward"):
+            arguments["delta"] = self.delta
+        if kind in ("query", "delta"):
+            constants["TO_CODES"] = kind == "delta"
+        if kind == "band":
+            del constants["BAND"]
+        length, size = (self.keys, tiles.keys) if kind == "key" else (self.queries, tiles.queries)
+        return Launch(KERNELS[kind], self.batch * -(-length // size), arguments, constants, tiles)
+
+
+KERNELS = {
+    "log_sums": "log_sums_kernel",
+    "forward": "forward_kernel",
+    "delta": "query_kernel",
+    "query": "query_kernel",
+    "key": "key_kernel",
+    "band": "band_kernel",
+}
+
+
+def start(launch: Launch, like: Tensor) -> None:
+    """Launch on the device and current stream of `like`; under the interpreter, run."""
+    kernel: Callable[..., Any] = load_kernel(launch.kernel)
+    device = torch.cuda.device(like.device) if like.device.type == "cuda" else contextlib.nullcontext()
+    with device:
+        kernel[(launch.programs,)](  # type: ignore[index]
+            **launch.arguments, **launch.constants, num_warps=launch.tiles.warps, num_stages=launch.tiles.stages
+        )
+
+
+def load_kernel(name: str) -> Any:
+    from headcode.ops import _gpu_kernels
+
+    return getattr(_gpu_kernels, name)
+
+
+def sum_band(parts: Tensor, queries: int, keys: int) -> Tensor:
+    """Sums along diagonals of `band_kernel`'s tiles (groups, diagonals, H, size, size): (H, Tq+Tk-1)."""
+    from headcode.ops.chunked import _dense_to_band
+
+    _, diagonals, heads, size, _ = parts.shape
+    lines = _dense_to_band(parts.sum(0).transpose(0, 1).reshape(-1, size, size)).view(heads, diagonals, 2 * size - 1)
+    # Neighbouring diagonals of tiles overlap by all but one of their distances.
+    total = parts.new_zeros(heads, diagonals + 1, size)
+    total[:, :-1] += lines[:, :, :size]
+    total[:, 1:, : size - 1] += lines[:, :, size:]
+    first = -(-queries // size) * size - queries
+    return total.flatten(1)[:, first : first + queries + keys - 1]
+
+
+def chunk_width(width: int, wide: bool, limit: int) -> int:
+    """How many dims are worked on together."""
+    return max(WIDE_FROM, min(power_of_2(width), limit)) if wide else power_of_2(width)
+
+
+def broadcast_strides(t: Tensor) -> tuple[int, ...]:
+    return tuple(0 if size == 1 else stride for size, stride in zip(t.shape, t.stride(), strict=True))
+
+
+def power_of_2(number: int) -> int:
+    """The smallest power of 2 that is not below `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+def signed(word: int) -> int:
+    """An unsigned 32-bit word as the signed one with the same bits: a launch then always passes 32 bits."""
+    return word - 2**32 if word >= 2**31 else word

@@ -1,0 +1,204 @@
+"""The value networks of one tile in Triton, forward and backward.
+
+Narrow heads go one dim at a time through sums over heads, keys or queries; nothing leaves the tile's layout. Wide ones
+go DVC dims at a time through batched matrix products: with z the codes, g the gradient of the output,
+
+    m[k] = z[k]ᵀ v[k]  (BQ×HP · HP×DVC, one product per key)         o[q] = z[q] u[q]   (HP×BK · BK×DVC, one per query)
+    ∂u[q] = z[q]ᵀ g[q]        ∂z = g[q] u[q]ᵀ + ∂m[k] v[k]ᵀ        ∂v[k] = z[k] ∂m[k]
+
+A wide sum either stays in registers (one chunk holds all dims) or is added to `total`, float32 in memory that
+no other program touches: no atomics, one order.
+"""
+
+import triton
+import triton.language as tl
+
+from headcode.ops._gpu_tiles import multiply
+
+
+@triton.jit
+def activate(x, NET: tl.constexpr):
+    """The activation and its derivative."""
+    if NET == "relu":
+        value = tl.maximum(x, 0.0)
+        slope = tl.where(x > 0, 1.0, 0.0)
+    elif NET == "silu":
+        sigmoid = tl.sigmoid(x)
+        value = x * sigmoid
+        slope = sigmoid * (1.0 + x * (1.0 - sigmoid))
+    elif NET == "gelu":
+        # With tanh(a) = 2σ(2a) - 1 the tanh form is x·σ(2a), a = sqrt(2/π)(x + 0.044715 x³).
+        square = x * x
+        sigmoid = tl.sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * square))
+        value = x * sigmoid
+        slope = sigmoid + value * (1.0 - sigmoid) * 1.5957691216057308 * (1.0 + 0.134145 * square)
+    else:
+        value = x
+        slope = tl.full(x.shape, 1.0, tl.float32)
+    return value, slope
+
+
+@triton.jit
+def column(lines, there, d):
+    """Dim d of every head's lines, in float32."""
+    return tl.load(lines + d, mask=there, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def put_column(total, dims, d, column):
+    """`total` (HP, lines, width) with `column` (HP, lines) added to dim d."""
+    return total + tl.where((dims == d)[None, None, :], column[:, :, None], 0.0)
+
+
+@triton.jit
+def chunk(lines, there, dims, DV: tl.constexpr, ORDER: tl.constexpr):
+    """The given dims of every head's lines, in the axis order that ORDER names."""
+    inside = dims < DV
+    if ORDER == "hld":
+        return tl.load(
+            lines[:, :, None] + dims[None, None, :], mask=there[:, :, None] & inside[None, None, :], other=0.0
+        )
+    elif ORDER == "hdl":
+        return tl.load(
+            lines[:, None, :] + dims[None, :, None], mask=there[:, None, :] & inside[None, :, None], other=0.0
+        )
+    else:
+        lines, there = tl.trans(lines), tl.trans(there)
+        return tl.load(
+            lines[:, :, None] + dims[None, None, :], mask=there[:, :, None] & inside[None, None, :], other=0.0
+        )
+
+
+@triton.jit
+def empty_sum(HP: tl.constexpr, LINES: tl.constexpr, DIMS: tl.constexpr, ORDER: tl.constexpr):
+    """Zeros in the axis order that ORDER names."""
+    if ORDER == "lhd":
+        return tl.zeros((LINES, HP, DIMS), tl.float32)
+    else:
+        return tl.zeros((HP, LINES, DIMS), tl.float32)
+
+
+@triton.jit
+def store_chunk(lines, there, dims, D: tl.constexpr, values, ADD: tl.constexpr, ORDER: tl.constexpr):
+    """Write, or with ADD add, `values` at the given dims of every head's lines; ORDER is `hld` or `lhd`."""
+    if ORDER == "lhd":
+        lines, there = tl.trans(lines), tl.trans(there)
+    places = lines[:, :, None] + dims[None, None, :]
+    inside = there[:, :, None] & (dims < D)[None, None, :]
+    if ADD:
+        values += tl.load(places, mask=inside, other=0.0)
+    tl.store(places, values.to(lines.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def value_forward(
+    codes,
+    v_lines,
+    v_there,
+    total,
+    out_lines,
+    out_there,
+    DV: tl.constexpr,
+    DVC: tl.constexpr,
+    NET: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The tile's part of the output, added to `total` or, where one chunk does not hold all dims, to `out_lines`."""
+    dims = tl.arange(0, DVC)
+    if WIDE:
+        z = codes.to(v_lines.dtype.element_ty)
+        for start in range(0, DV, DVC):
+            here = start + dims
+            if NET == "linear":
+                part = multiply(z, chunk(v_lines, v_there, here, DV, "hld"), PRECISION)
+            else:
+                v = chunk(v_lines, v_there, here, DV, "lhd")
+                hidden, _ = activate(multiply(tl.permute(z, (2, 1, 0)), v, PRECISION), NET)
+                hidden = tl.permute(hidden.to(z.dtype), (1, 0, 2))
+                part = multiply(tl.permute(z, (1, 0, 2)), hidden, PRECISION)
+            if DV <= DVC:
+                total += part
+            else:
+                store_chunk(out_lines, out_there, here, DV, part, True, "hld" if NET == "linear" else "lhd")
+    else:
+        for d in range(DV):
+            v = column(v_lines, v_there, d)
+            if NET == "linear":
+                part = tl.sum(codes * v[:, None, :], 2)
+            else:
+                hidden, _ = activate(tl.sum(codes * v[:, None, :], 0), NET)
+                part = tl.sum(codes * hidden[None, :, :], 2)
+            total = put_column(total, dims, d, part)
+    return total
+
+
+@triton.jit
+def value_backward(
+    codes,
+    v_lines,
+    v_there,
+    grad_lines,
+    grad_there,
+    total,
+    grad_v_lines,
+    DV: tl.constexpr,
+    DVC: tl.constexpr,
+    NET: tl.constexpr,
+    WIDE: tl.constexpr,
+    WITH_V: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The gradient of the codes (HP, BQ, BK), and `total` with the tile's part of v's gradient if WITH_V."""
+    dims = tl.arange(0, DVC)
+    grad_codes = tl.zeros(codes.shape, tl.float32)
+    if WIDE:
+        z = codes.to(v_lines.dtype.element_ty)
+        if NET == "linear":
+            for start in range(0, DV, DVC):
+                here = start + dims
+                grad = chunk(grad_lines, grad_there, here, DV, "hld")
+                v = chunk(v_lines, v_there, here, DV, "hdl")
+                grad_codes += multiply(grad, v, PRECISION)
+                if WITH_V:
+                    part = multiply(tl.permute(z, (0, 2, 1)), grad, PRECISION)
+                    if DV <= DVC:
+                        total += part
+                    else:
+                        store_chunk(grad_v_lines, v_there, here, DV, part, True, "hld")
+        else:
+            by_query = tl.zeros((codes.shape[1], codes.shape[0], codes.shape[2]), tl.float32)
+            by_key = tl.zeros((codes.shape[2], codes.shape[1], codes.shape[0]), tl.float32)
+            for start in range(0, DV, DVC):
+                here = start + dims
+                grad = chunk(grad_lines, grad_there, here, DV, "lhd")
+                v = chunk(v_lines, v_there, here, DV, "lhd")
+                mixed = multiply(tl.permute(z, (2, 1, 0)), v, PRECISION)  # (BK, BQ, DVC)
+                hidden, slope = activate(mixed, NET)
+                hidden = tl.permute(hidden.to(z.dtype), (1, 2, 0))
+                by_query += multiply(grad, hidden, PRECISION)
+                grad_hidden = multiply(tl.permute(z, (1, 2, 0)), grad, PRECISION)  # (BQ, BK, DVC)
+                grad_mixed = (tl.permute(grad_hidden, (1, 0, 2)) * slope).to(z.dtype)
+                by_key += multiply(grad_mixed, tl.permute(v, (0, 2, 1)), PRECISION)
+                if WITH_V:
+                    part = multiply(tl.permute(z, (2, 0, 1)), grad_mixed, PRECISION)
+                    if DV <= DVC:
+                        total += part
+                    else:
+                        store_chunk(grad_v_lines, v_there, here, DV, part, True, "lhd")
+            grad_codes = tl.permute(by_query, (1, 0, 2)) + tl.permute(by_key, (2, 1, 0))
+    else:
+        for d in range(DV):
+            v = column(v_lines, v_there, d)
+            grad = column(grad_lines, grad_there, d)
+            if NET == "linear":
+                grad_codes += grad[:, :, None] * v[:, None, :]
+                if WITH_V:
+                    total = put_column(total, dims, d, tl.sum(codes * grad[:, :, None], 1))
+            else:
+                hidden, slope = activate(tl.sum(codes * v[:, None, :], 0), NET)
+                grad_mixed = tl.sum(codes * grad[:, :, None], 0) * slope
+                grad_codes += grad[:, :, None] * hidden[None, :, :] + grad_mixed[None, :, :] * v[:, None, :]
+                if WITH_V:
+                    total = put_column(total, dims, d, tl.sum(codes * grad_mixed[None, :, :], 1))
+    return grad_codes, total
