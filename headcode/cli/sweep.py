@@ -33,9 +33,13 @@ class Command:
     """With a task: a field and its values; of several fields, every combination is trained. One value just sets it."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: sweeps/NAME)")] = None
     """The sweep's folder."""
-    jobs: int = 1
-    """Runs at a time on this machine."""
-    threads: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: cores / jobs)")] = None
+    jobs: Annotated[
+        int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 1, on a cluster no limit)")
+    ] = None
+    """Runs at a time."""
+    threads: Annotated[
+        int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: cores / jobs, on a cluster 1)")
+    ] = None
     """CPU threads of each run."""
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda, mps."""

@@ -15,7 +15,7 @@ TABLE_INTERVAL = 0.5
 
 @dataclasses.dataclass
 class RunState:
-    """A run and how it stands: waiting, running, elsewhere (in another process), finished, failed or stopped."""
+    """A run and how it stands: waiting, queued, running, elsewhere (another process), finished, failed or stopped."""
 
     run: Run
     state: str = "waiting"
@@ -141,7 +141,7 @@ class TableDisplay:
 
 
 _COLOURS = {"running": "cyan", "finished": "green", "failed": "red", "elsewhere": "yellow", "stopped": "yellow"}
-_ORDER = ("running", "elsewhere", "failed", "stopped", "waiting", "finished")
+_ORDER = ("running", "elsewhere", "failed", "stopped", "queued", "waiting", "finished")
 
 
 def table_of(states: list[RunState], height: int) -> Any:
@@ -175,7 +175,7 @@ def table_of(states: list[RunState], height: int) -> Any:
 def counts(states: list[RunState]) -> str:
     """`3 of 12 runs finished, 2 running, 1 failed`."""
     words = [f"{sum(s.state == 'finished' for s in states)} of {len(states)} runs finished"]
-    for kind in ("running", "elsewhere", "stopped", "failed"):
+    for kind in ("running", "queued", "elsewhere", "stopped", "failed"):
         if number := sum(state.state == kind for state in states):
             words.append(f"{number} {kind}")
     return ", ".join(words)

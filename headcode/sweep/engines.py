@@ -5,6 +5,7 @@ is, anyone reads from its folder.
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,9 @@ PATIENCE = 30.0
 
 class Engine(Protocol):
     """Carries out runs."""
+
+    queues: bool
+    """Whether a run that was started may have to wait for its turn."""
 
     def has_room(self) -> bool:
         """Whether another run may be started now."""
@@ -38,6 +42,8 @@ class Engine(Protocol):
 
 class LocalEngine:
     """Up to `jobs` processes on this machine, each with its own threads and, if there are several, its own GPU."""
+
+    queues = False
 
     def __init__(self, jobs: int, runtime: Runtime) -> None:
         self._jobs, self._runtime = jobs, runtime
@@ -77,13 +83,26 @@ class LocalEngine:
         self._workers, self._runs = {}, {}
 
 
-def make_engine(name: str, out: Path, jobs: int, runtime: Runtime, **options: Any) -> Engine:
-    """The engine of that name."""
+def make_engine(name: str, out: Path, jobs: int | None, runtime: Runtime, options: Mapping[str, Any]) -> Engine:
+    """The engine of that name; its options are the further arguments of its class."""
     if name not in ENGINES:
         raise ValueError(f"There is no engine {name!r}; the engines are: {', '.join(ENGINES)}.")
-    if name == "local" and options:
-        raise ValueError(f"The local engine has no option {next(iter(options))!r}.")
-    return LocalEngine(jobs, runtime)
+    if name == "local":
+        _refuse_unknown(name, options, ())
+        return LocalEngine(jobs or 1, runtime)
+    if name == "ray":
+        from headcode.sweep.ray_engine import RayEngine
+
+        _refuse_unknown(name, options, ("address", "num_gpus"))
+        return RayEngine(jobs, runtime, **options)
+    from headcode.sweep.slurm_engine import SlurmEngine
+
+    return SlurmEngine(out, jobs, runtime, **options)
+
+
+def _refuse_unknown(name: str, options: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    if unknown := [option for option in options if option not in known]:
+        raise ValueError(f"The engine {name} has no option {unknown[0]!r}; it has: {', '.join(known) or 'none'}.")
 
 
 def default_threads(jobs: int) -> int:

@@ -101,16 +101,10 @@ class Worker:
         return Outcome("failed", f"its process ended with code {code}; see {self._log}")
 
 
-def train_in_process(order: str, threads: int, patience: float) -> Outcome:
-    """Carry out one order in a process and wait for it: what engines do on another machine."""
-    worker = Worker(worker_environment(threads), Path(json.loads(order)["log"]))
-    try:
-        worker.begin(order)
-        while (outcome := worker.poll()) is None:
-            time.sleep(POLL_INTERVAL)
-        return outcome
-    finally:
-        worker.end(patience)
+def wait_for(worker: Worker) -> Outcome:
+    while (outcome := worker.poll()) is None:
+        time.sleep(POLL_INTERVAL)
+    return outcome
 
 
 def order_for(run: Run, runtime: Runtime, *, wait: bool) -> str:

@@ -53,7 +53,7 @@ def run_sweep(
     configs: Configs,
     out: str | Path,
     *,
-    jobs: int = 1,
+    jobs: int | None = None,
     threads: int | None = None,
     engine: str | Engine = "local",
     device: str = "auto",
@@ -69,28 +69,30 @@ def run_sweep(
     Args:
         configs: a mapping, or (name, config) pairs such as those of `grid` and `zipped`.
         out: the sweep's folder.
-        jobs: how many runs at a time (local engine).
-        threads: CPU threads of each run; the machine's cores divided by `jobs` unless given.
+        jobs: how many runs at a time; unless given, one here, and on a cluster as many as it has room for.
+        threads: CPU threads of each run; unless given, this machine's cores divided by `jobs`, and 1 on a cluster.
         engine: local, ray, slurm, or an `Engine` of your own.
         device: auto, cpu, cuda, mps, as for a single run.
         compile: torch.compile the models.
         allow_failures: return a row with an `error` for a run that failed, instead of raising SweepFailed at the end.
         display: told what happens; lines or a live table on stderr unless given.
-        engine_options: see `headcode.sweep.ray_engine` and `headcode.sweep.slurm_engine`.
+        engine_options: those of `headcode.sweep.ray_engine.RayEngine` and `headcode.sweep.slurm_engine.SlurmEngine`.
 
     Each row has name, hash, folder, task, every field of the configuration by its flat name, `train/loss`, the last
     metrics of every split (`compositional/r2`), seconds, and error (None unless the run failed).
     """
     out = Path(out)
-    if jobs < 1:
+    if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be 1 or more, got {jobs}.")
-    runtime = Runtime(device=device, threads=default_threads(jobs) if threads is None else threads, compile=compile)
+    if threads is None:
+        threads = default_threads(jobs or 1) if engine == "local" else 1
+    runtime = Runtime(device=device, threads=threads, compile=compile)
     runs = plan(configs, out)
-    chosen = make_engine(engine, out, jobs, runtime, **engine_options) if isinstance(engine, str) else engine
-    _make_folder(out)
+    chosen = make_engine(engine, out, jobs, runtime, engine_options) if isinstance(engine, str) else engine
     table = ResultsTable(out)
     sweep = _Sweep(runs, chosen, table, make_display() if display is None else display)
     try:
+        _make_folder(out)
         table.announce(runs)
         sweep.carry_out()
     finally:
@@ -114,6 +116,7 @@ class _Sweep:
         self._not_before: dict[str, float] = {}
         """By hash: when to look again at a run that another process trains."""
         self._losses: dict[str, int] = {}
+        self._next_look = 0.0
 
     def carry_out(self) -> None:
         """Until every run has finished or failed, or a signal asks to stop."""
@@ -141,12 +144,23 @@ class _Sweep:
                 self._display.say("stopping: every run saves its step")
                 self._engine.stop()
             while not stopping and self._engine.has_room() and (run := self._next()) is not None:
+                words = "goes on" if run.folder.exists() else "starts"
                 self._engine.start(run)
-                self._note(run, "running", "started" if not run.folder.exists() else "goes on")
+                self._note(run, *(("queued", "queued") if self._engine.queues else ("running", words)))
             for run, outcome in self._engine.poll():
                 self._take(run, outcome, stopping)
+            self._look_at_queue()
             self._display.refresh()
             time.sleep(TICK)
+
+    def _look_at_queue(self) -> None:
+        """Runs that were waiting for their turn in a cluster are at work when something holds their lock."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOCK_INTERVAL
+        for run in self._runs:
+            if self._states[run.hash].state == "queued" and is_in_use(run.folder):
+                self._note(run, "running", "starts")
 
     def _next(self) -> Run | None:
         """The next run that can be started; one that another process trains has to wait."""
@@ -197,7 +211,7 @@ class _Sweep:
         self._display.event(self._states[run.hash], words)
 
     def _running(self) -> bool:
-        return any(state.state == "running" for state in self._states.values())
+        return any(state.state in ("running", "queued") for state in self._states.values())
 
     def _unfinished(self) -> bool:
         return any(state.state not in ("finished", "failed") for state in self._states.values())
@@ -217,5 +231,3 @@ def _make_folder(out: Path) -> None:
         raise ValueError(f"{out} cannot be written ({error.strerror or error}); choose another folder.") from None
     if (out / "config.json").is_file():
         raise ValueError(f"{out} is a run folder; choose another folder for the sweep.")
-
-

@@ -49,6 +49,8 @@ def train_here(run):
 class ScriptedEngine:
     """Trains in this process, except where the script has another outcome for a run's next attempts."""
 
+    queues = False
+
     def __init__(self, script=None, room=1):
         self.script = {name: list(outcomes) for name, outcomes in (script or {}).items()}
         self.room = room

@@ -193,7 +193,7 @@ def test_lost_records_come_back(tmp_path):
         ({"jobs": 0}, "jobs must be 1 or more"),
         ({"threads": 0}, "threads must be 1 or more"),
         ({"engine": "magic"}, "no engine 'magic'; the engines are: local, ray, slurm"),
-        ({"engine": "local", "num_gpus": 1}, "local engine has no option 'num_gpus'"),
+        ({"engine": "local", "num_gpus": 1}, "engine local has no option 'num_gpus'"),
     ],
 )
 def test_mistakes_leave_nothing_behind(tmp_path, options, words):

@@ -1,0 +1,233 @@
+"""Engines with real processes: outcomes, thread caps, orphans, Slurm's local executor, what is missing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from sweep_helpers import Listener, results_of, small_config
+
+from headcode.sweep import config_hash, grid, run_sweep
+from headcode.sweep.engines import LocalEngine, available_cores, default_threads, make_engine
+from headcode.sweep.plan import plan
+from headcode.sweep.process import THREAD_VARIABLES, Worker, order_for, wait_for, worker_environment
+from headcode.sweep.status import is_finished
+from headcode.train import Runtime
+from headcode.train.folder import is_in_use, read_environments
+
+CPU = Runtime(device="cpu", threads=1)
+
+
+def wait_until(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def checkpoints(run):
+    return list((run.folder / "checkpoints").glob("step-*"))
+
+
+def test_a_worker_finishes_fails_and_stops(tmp_path):
+    """One process: a run that diverges, one that finishes, and one that is asked to stop."""
+    bad, good, long = plan(
+        {
+            "bad": small_config(learning_rate=1e30, steps=20),
+            "good": small_config(steps=12),
+            "long": small_config(steps=10**6, eval_every=0, checkpoint_every=5),
+        },
+        tmp_path,
+    )
+    worker = Worker(worker_environment(1), tmp_path / "logs" / "log")
+    try:
+        (tmp_path / "logs").mkdir(exist_ok=True)
+        worker.begin(order_for(bad, CPU, wait=False))
+        outcome = wait_for(worker)
+        assert outcome.state == "failed" and "training stopped before the update" in outcome.message
+        assert worker.can_go_on()
+        worker.begin(order_for(good, CPU, wait=False))
+        assert wait_for(worker) == ("finished", "") and is_finished(good.folder, good.config)
+        worker.begin(order_for(long, CPU, wait=False))
+        wait_until(lambda: checkpoints(long))
+        assert worker.poll() is None and is_in_use(long.folder)
+        worker.stop()
+        outcome = wait_for(worker)
+        assert outcome.state == "stopped" and "Training was stopped at step" in outcome.message
+        assert not is_in_use(long.folder)
+        assert read_environments(good.folder)[0]["threads"] == 1
+    finally:
+        worker.end(10)
+    assert "headcode: The " in (tmp_path / "logs" / f"{bad.hash}.log").read_text()
+    assert "training from step 0 to 12" in (tmp_path / "logs" / f"{good.hash}.log").read_text()
+
+
+ORPHAN = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {helpers!r})
+from sweep_helpers import small_config
+from headcode.sweep.engines import LocalEngine
+from headcode.sweep.plan import plan
+from headcode.train import Runtime
+
+engine = LocalEngine(1, Runtime(device="cpu", threads=1))
+engine.start(plan({{"a": small_config(steps=10**6, eval_every=0)}}, Path({out!r}))[0])
+print(engine._workers[0]._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_no_run_outlives_its_sweep(tmp_path):
+    """The sweep is killed with SIGKILL: its run saves and ends by itself, and lets go of the folder."""
+    code = ORPHAN.format(helpers=os.path.dirname(__file__), out=str(tmp_path))
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        worker = int(parent.stdout.readline())
+        run = plan({"a": small_config(steps=10**6, eval_every=0)}, tmp_path)[0]
+        wait_until(lambda: checkpoints(run))
+        assert is_in_use(run.folder)
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_until(lambda: not is_in_use(run.folder))
+    wait_until(lambda: not is_running(worker))
+    log = (tmp_path / "logs" / f"{run.hash}.log").read_text()
+    assert "Training was stopped at step" in log and "Traceback" not in log
+    saved = max(int(folder.name.removeprefix("step-")) for folder in checkpoints(run))
+    assert f"stopped at step {saved} " in log
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_threads_are_capped(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    environment = worker_environment(3)
+    assert {environment[name] for name in THREAD_VARIABLES} == {"3"} and "WORLD_SIZE" not in environment
+    assert default_threads(1) == available_cores() and default_threads(10**6) == 1
+
+
+def test_every_job_gets_its_own_gpu(monkeypatch):
+    from headcode.sweep import engines
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [engines._gpu_of(slot, "auto") for slot in range(3)] == [
+        {"CUDA_VISIBLE_DEVICES": "0"},
+        {"CUDA_VISIBLE_DEVICES": "1"},
+        {"CUDA_VISIBLE_DEVICES": "0"},
+    ]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert engines._gpu_of(1, "cuda") == {"CUDA_VISIBLE_DEVICES": "7"}
+    assert engines._gpu_of(1, "cpu") == {} == engines._gpu_of(1, "cuda:0")
+
+
+@pytest.mark.parametrize(("engine", "extra"), [("ray", "ray"), ("slurm", "slurm")])
+def test_a_missing_extra_is_named(engine, extra, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, {"ray": "ray", "slurm": "submitit"}[engine], None)
+    with pytest.raises(ModuleNotFoundError, match=f"pip install 'headcode\\[{extra}\\]'"):
+        run_sweep({"a": small_config()}, tmp_path / "out", engine=engine, display=Listener())
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_that_engines_do_not_have(tmp_path):
+    with pytest.raises(ValueError, match="engine ray has no option 'partition'; it has: address, num_gpus"):
+        make_engine("ray", tmp_path, None, CPU, {"partition": "gpu"})
+    with pytest.raises(ValueError, match="submitit refuses the options"):
+        make_engine("slurm", tmp_path, None, CPU, {"cluster": "magic"})
+
+
+def test_without_slurm_the_engine_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="There is no Slurm here"):
+        make_engine("slurm", tmp_path, None, CPU, {})
+
+
+@pytest.mark.slow
+def test_slurm_with_submitits_local_executor(tmp_path):
+    """The same results as with local processes; a run that fails is told apart from one that finishes."""
+    configs = [*grid(small_config(), seed=[0, 1]), ("bad", small_config(learning_rate=1e30))]
+    listener = Listener()
+    rows = run_sweep(
+        configs,
+        tmp_path / "slurm",
+        engine="slurm",
+        device="cpu",
+        cluster="local",
+        display=listener,
+        allow_failures=True,
+    )
+    here = run_sweep(configs, tmp_path / "local", device="cpu", threads=1, display=Listener(), allow_failures=True)
+    assert [row["error"] is None for row in rows] == [row["error"] is None for row in here] == [True, True, False]
+    assert "training stopped before the update" in rows[2]["error"]
+    for one, other in zip(rows[:2], here[:2], strict=True):
+        one, other = ({k: v for k, v in row.items() if k not in ("folder", "seconds")} for row in (one, other))
+        assert one == other
+    folder = tmp_path / "slurm" / "runs" / config_hash(configs[0][1])
+    assert (folder / "metrics.jsonl").read_bytes() == (
+        tmp_path / "local" / "runs" / folder.name / "metrics.jsonl"
+    ).read_bytes()
+    states = [state for name, state, _ in listener.events if name == "seed=0"]
+    assert states[0] == "queued" and states[-1] == "finished"
+
+
+@pytest.mark.slow
+def test_a_preempted_slurm_job_is_requeued_and_goes_on(tmp_path):
+    """submitit's own signal for preemption, sent to its local executor: the run is saved, requeued and resumed."""
+    config = small_config(steps=3000, eval_every=0, checkpoint_every=0, log_every=100)
+    engine = make_engine("slurm", tmp_path / "slurm", None, CPU, {"cluster": "local", "timeout_minutes": 60})
+    run = plan({"a": config}, tmp_path / "slurm")[0]
+    log = tmp_path / "slurm" / "logs" / f"{run.hash}.log"
+    (tmp_path / "slurm").mkdir()
+    engine.start(run)
+    try:
+        wait_until(lambda: (run.folder / "timing.jsonl").is_file())
+        engine._at_work[0][1]._interrupt()
+        wait_until(lambda: "Training was stopped at step" in log.read_text())
+        assert checkpoints(run), "it was saved although no checkpoint was due"
+        wait_until(lambda: is_finished(run.folder, config))
+    finally:
+        engine.close()
+    starts = [start["step"] for start in read_environments(run.folder)]
+    assert len(starts) == 2 and 0 == starts[0] < starts[1]
+    run_sweep({"a": config}, tmp_path / "local", device="cpu", threads=1, display=Listener())
+    run_sweep({"a": config}, tmp_path / "slurm", device="cpu", threads=1, display=Listener())
+    assert results_of(tmp_path / "slurm") == results_of(tmp_path / "local")
+
+
+@pytest.mark.slow
+def test_stopping_cancels_slurm_jobs(tmp_path):
+    engine = make_engine("slurm", tmp_path, 1, CPU, {"cluster": "local"})
+    run = plan({"a": small_config(steps=10**6, eval_every=0)}, tmp_path)[0]
+    engine.start(run)
+    assert not engine.has_room()
+    wait_until(lambda: checkpoints(run))
+    engine.stop()
+    wait_until(lambda: not is_in_use(run.folder))
+    ended = []
+    wait_until(lambda: ended.extend(engine.poll()) or ended)
+    assert ended[0][1].state in ("stopped", "lost", "failed")
+    assert "Training was stopped at step" in (tmp_path / "logs" / f"{run.hash}.log").read_text()
+
+
+def test_the_local_engine_leaves_nothing_behind(tmp_path):
+    engine = LocalEngine(1, CPU)
+    run = plan({"a": small_config(steps=10**6, eval_every=0)}, tmp_path)[0]
+    engine.start(run)
+    pid = engine._workers[0]._process.pid
+    assert not engine.has_room() and json.loads(order_for(run, CPU, wait=True))["wait"] is True
+    os.kill(pid, signal.SIGKILL)
+    ended = []
+    wait_until(lambda: ended.extend(engine.poll()) or ended)
+    assert ended == [(run, ("lost", "its process was ended by SIGKILL"))] and engine.has_room()
+    engine.close()
+    assert not is_running(pid)
