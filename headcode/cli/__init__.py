@@ -24,6 +24,7 @@ COMMANDS = {
     "generate": "Let a language model go on with a text.",
     "puzzle": "Look at one instance of a task: terminal, PNG, SVG.",
     "export": "Write a split as Parquet, JSONL, NPZ or text prompts.",
+    "report": "One HTML page about a run, or comparing several.",
     "bench": "Measure the attention backends or the tasks.",
     "info": "Parameters, shapes and FLOPs of a checkpoint.",
 }

@@ -83,7 +83,7 @@ class Command:
         table = []
         for row in rows:
             result = decode(row["folder"], inputs="fixed_context", controls=(), fit_size=1024, test_size=1024)
-            f1 = {r["layer"]: r["f1"] for r in result["rows"] if (r["source"], r["subset"]) == ("codes", "all")}
+            f1 = {r["layer"]: r["macro_f1"] for r in result["rows"] if (r["source"], r["subset"]) == ("codes", "all")}
             layer = max(f1, key=lambda number: f1[number])
             scores = {split: row[f"{split}/r2"] for split in SPLITS}
             entry = {"method": row["method"], "training loss": row["train/loss"], **scores}
