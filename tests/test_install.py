@@ -43,5 +43,6 @@ def test_wheel_in_an_empty_venv(wheel, tmp_path):
     subprocess.run([python, "-c", make], cwd=tmp_path, env=environment, check=True)
     info = subprocess.run([headcode, "info", "model"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert info.returncode == 0 and "151,009" in info.stdout, info.stderr
-    demo = subprocess.run([headcode, "demo"], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert demo.returncode == 0 and (tmp_path / "out/demo/hypernetwork.png").stat().st_size > 10_000, demo.stderr
+    demo = [headcode, "demo", "--steps", "20", "--puzzles", "50"]
+    shown = subprocess.run(demo, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert shown.returncode == 0 and (tmp_path / "out/demo/report.html").stat().st_size > 100_000, shown.stderr

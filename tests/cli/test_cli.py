@@ -1,4 +1,4 @@
-"""The command line: help, mistakes in one line, `info` and `demo`."""
+"""The command line: help, mistakes in one line, and `info`."""
 
 import json
 import subprocess
@@ -52,7 +52,6 @@ def test_mistakes_are_one_line(capsys, tmp_path):
     assert "--length must be at least 1 and at most a billion, got 0" in fails(
         capsys, "info", str(tmp_path), "--length", "0"
     )
-    assert "--method must be one of softmax" in fails(capsys, "demo", "--method", "magic")
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "npy", "text", "scalar", "integers"])
@@ -77,14 +76,6 @@ def test_damaged_parameters_are_one_line(capsys, tmp_path, damage):
         with zipfile.ZipFile(path, "w") as file:
             file.writestr("readme.txt", "hello")
     fails(capsys, "info", str(path))
-
-
-def test_demo_draws_its_picture(capsys, tmp_path):
-    main(["demo", "--method", "softmax", "--out", str(tmp_path)])
-    out = capsys.readouterr().out
-    assert "norm softmax" in out and (tmp_path / "hypernetwork.png").stat().st_size > 10_000
-    error = float(out.split("against the layer's output: ")[1].split()[0])
-    assert error < 1e-9
 
 
 def test_info_on_a_model_folder_and_on_authors_parameters(capsys, tmp_path):

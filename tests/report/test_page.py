@@ -1,0 +1,87 @@
+"""Pages: self-contained, escaped, with the best marked; and the report about runs."""
+
+import base64
+import re
+
+import pytest
+
+from headcode.cli import main
+from headcode.presets import override, preset
+from headcode.report.page import Figure, Heading, Page, Preformatted, Table, Text
+from headcode.train import Trainer
+
+SIZES = {"dim": 12, "num_heads": 3, "qk_dim": 6, "v_dim": 6, "mlp_dim": 8, "num_layers": 2, "backend": "reference"}
+SHORT = {"steps": 4, "batch_size": 8, "eval_size": 16, "eval_every": 2, "checkpoint_every": 0, "log_every": 1}
+
+
+def test_everything_is_escaped():
+    page = Page("<b>", "a & b")
+    page.section("<i>", Text("<script>"), Heading('"h"'), Preformatted("</pre>", "<u>"), Table([{"<k>": "<v>"}]))
+    text = page.html()
+    for tag in ("<b>", "<i>", "<script>", "</pre></pre>", "<u>", "<k>", "<v>"):
+        assert tag not in text
+    assert "&lt;script&gt;" in text and "a &amp; b" in text
+
+
+def test_numbers_stand_right_and_the_best_is_marked():
+    rows = [{"method": "a", "r2": 0.25}, {"method": "b", "r2": 0.75}, {"method": "c", "r2": None}]
+    text = Table(rows, best=["r2"]).html()
+    assert '<td class="number best">0.750</td>' in text and '<td class="number">0.250</td>' in text
+    assert '<td class="number">–</td>' in text and "<td>a</td>" in text
+    assert Table([{"n": 12345, "x": float("nan")}]).html().count("12,345") == 1
+
+
+def test_a_picture_is_inside(tmp_path):
+    picture = tmp_path / "p.svg"
+    picture.write_text("<svg/>")
+    text = Figure(picture, "caption").html()
+    assert base64.b64encode(b"<svg/>").decode() in text and 'alt="caption"' in text
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    for method in ("softmax", "hyla"):
+        Trainer(override(preset("sraven-small"), method=method, **SIZES, **SHORT), root / method).run()
+    return root
+
+
+def test_report_of_two_runs(runs, tmp_path, capsys):
+    main(["decode", str(runs / "hyla"), "--size", "64", "--controls", "shuffled"])
+    main(["decode", str(runs / "hyla"), "--ablate", "--size", "16"])
+    out = tmp_path / "report.html"
+    main(["report", str(runs / "softmax"), str(runs / "hyla"), "--out", str(out)])
+    assert capsys.readouterr().out.endswith(f"wrote {out}\n")
+    text = out.read_text(encoding="utf-8")
+    assert text.count("<img ") == 4  # scores, curves, decoding, ablation
+    assert "Heads taken out" in text and "Decoding rules" in text and "best possible" in text
+    assert "<td>method</td><td>&quot;softmax&quot;</td><td>&quot;hyla&quot;</td>" in text
+    assert nothing_outside(text)
+
+
+def nothing_outside(text):
+    """No address of anything that a browser would fetch."""
+    return not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"|@import|url\(', text)
+
+
+def test_report_of_one_run_without_analysis(runs, tmp_path):
+    out = tmp_path / "report.html"
+    main(["report", str(runs / "softmax"), "--out", str(out)])
+    text = out.read_text(encoding="utf-8")
+    assert "Nothing here yet" in text and "Where the runs differ" not in text and nothing_outside(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "Give at least one run folder"),
+        (["zoo/logic-hyla", "--out", "page.pdf"], "name ends in .html, got 'page.pdf'"),
+        (["zoo/logic-hyla", "zoo/sraven-2-hyla"], "compares runs of one task, got logic, sraven"),
+        (["nowhere"], "is not a run folder"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["report", *arguments])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and words in said and said.count("\n") == 1

@@ -1,0 +1,104 @@
+"""The zoo: models that load by name, cards that tell the truth, and a size that a package can carry."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import headcode
+from headcode import zoo
+from headcode.cli import main
+from headcode.presets import override, preset
+from headcode.train import Trainer
+from headcode.train.checkpoint import ZOO, find_run
+from headcode.train.evaluate import evaluate_model
+from headcode.train.folder import read_metrics, read_run_config
+from headcode.zoo.add import add_model
+
+SIZES = {"dim": 8, "num_heads": 2, "qk_dim": 4, "v_dim": 4, "mlp_dim": 8, "num_points": 5}
+SHORT = {"steps": 3, "batch_size": 4, "eval_size": 16, "eval_every": 0, "checkpoint_every": 0, "log_every": 1}
+
+
+def test_the_zoo_is_small_and_has_what_it_promises():
+    names = zoo.names()
+    assert {"logic-softmax", "logic-linear", "logic-hyla"} <= set(names)
+    assert any(name.startswith("sraven-") for name in names)
+    files = [path for path in ZOO.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 30e6
+    assert {path.suffix for path in files} <= {".json", ".jsonl", ".safetensors"}
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_a_model_scores_what_its_records_and_card_say(name):
+    config, card = read_run_config(zoo.folder(name)), zoo.card(name)
+    model = headcode.load(f"zoo/{name}")
+    assert not model.training and model.config == config.model
+    assert (card["task"], card["method"]) == (config.task.name, config.model.method)
+    assert (card["steps"], card["seed"]) == (config.steps, config.seed)
+    assert card["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert set(card["scores"]) == set(config.task.splits)
+    last = {r["split"]: r for r in read_metrics(zoo.folder(name)) if r["kind"] == "eval" and r["step"] == config.steps}
+    size = config.eval_size
+    found = evaluate_model(
+        model, config, ["compositional"], size=size, batch_size=config.eval_batch_size, device=torch.device("cpu")
+    )["compositional"]
+    metric = card["metric"]
+    assert found[metric] == pytest.approx(last["compositional"][metric], abs=2e-4)
+    # The card's score is over more instances of the same stream: it differs by chance alone.
+    assert card["scores"]["compositional"][metric] == pytest.approx(found[metric], abs=0.06)
+    if card["task"] == "sraven":
+        assert card["scores"]["compositional"][metric] <= card["ceiling"]["compositional"] + 0.02
+
+
+def test_commands_take_a_model_of_the_zoo(capsys):
+    main(["eval", "zoo/logic-hyla", "--split", "novel", "--size", "64", "--json"])
+    assert json.loads(capsys.readouterr().out)["method"] == "hyla"
+
+
+def test_an_unknown_model_is_one_sentence(capsys):
+    with pytest.raises(ValueError, match=r"The zoo has no model 'dodo'; it has: .*logic-hyla"):
+        headcode.load("zoo/dodo")
+    with pytest.raises(SystemExit) as stop:
+        main(["eval", "zoo/dodo"])
+    assert stop.value.code == 2 and capsys.readouterr().err.startswith("headcode: The zoo has no model 'dodo'")
+
+
+@pytest.mark.parametrize("path", ["zoo/../../etc", "zoo", "other/logic-hyla", "/zoo/logic-hyla"])
+def test_only_two_words_mean_the_zoo(path):
+    assert find_run(path).as_posix() == path
+
+
+def test_a_run_of_the_same_path_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(zoo.folder("logic-linear"), tmp_path / "zoo" / "logic-hyla")
+    assert headcode.load("zoo/logic-hyla").config.method == "linear"
+
+
+def test_a_damaged_model_is_refused(tmp_path):
+    shutil.copytree(zoo.folder("logic-linear"), tmp_path / "copy")
+    (weights,) = (tmp_path / "copy").rglob("model.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(ValueError, match="does not have the content that was written"):
+        headcode.load(tmp_path / "copy")
+
+
+def test_adding_a_run(tmp_path):
+    run = tmp_path / "run"
+    Trainer(override(preset("logic"), **SIZES, **SHORT), run).run()
+    folder = add_model(run, "small", "A test.", zoo=tmp_path / "zoo", size=32)
+    card = json.loads((folder / "card.json").read_text())
+    assert card["steps"] == 3 and card["instances"] == 12 and set(card["scores"]["novel"]) >= {"r2", "loss"}
+    trained, kept = headcode.load(run), headcode.load(folder)
+    assert all(torch.equal(a, b) for a, b in zip(trained.parameters(), kept.parameters(), strict=True))
+    assert not list(folder.rglob("optimizer*"))
+
+
+def test_an_unfinished_run_is_not_added(tmp_path):
+    config = override(preset("logic"), **SIZES, **SHORT)
+    Trainer(config, tmp_path / "run").run()
+    (tmp_path / "run/config.json").write_text(config.replace(steps=9).to_json())
+    with pytest.raises(ValueError, match="only come to step 3 of 9"):
+        add_model(tmp_path / "run", "small", "A test.", zoo=tmp_path / "zoo", size=32)
