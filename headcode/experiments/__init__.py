@@ -12,6 +12,12 @@ _MODULES = {
     "logic-grid": ("logic_grid", "LogicGrid"),
     "capacity": ("capacity", "Capacity"),
     "heads": ("heads", "Heads"),
+    "in-context": ("in_context", "InContext"),
+    "logic-codes": ("logic_codes", "LogicCodes"),
+    "sraven-scaling": ("sraven_scaling", "SRavenScaling"),
+    "sraven-ablation": ("sraven_ablation", "SRavenAblation"),
+    "sraven-codes": ("sraven_codes", "SRavenCodes"),
+    "cross-attention": ("cross_attention", "CrossAttention"),
     "language": ("language", "Language"),
 }
 EXPERIMENTS = tuple(_MODULES)

@@ -1,0 +1,137 @@
+"""SRAVEN at each scale, as the experiments share it: the same configurations are the same runs.
+
+The paper's own setting (4 features, AdamW, 10 million instances and more) is out of reach of two cores. At laptop scale
+every method gets the same other setting, in which small models learn within minutes: puzzles of 2 features (permuted in
+every column like the paper's), Muon, relative and learned positions together, a rate that is held and then falls, no
+attention dropout, and a curriculum in which 80 % of the training puzzles are aligned at first and none after half of
+the run. Evaluation puzzles are never aligned.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headcode.experiments.base import Row, Scale, Study
+from headcode.presets import RunConfig, override, preset
+from headcode.sweep import grid
+from headcode.tasks import SRaven, oracle
+from headcode.tasks.baselines import copy_left, score_sraven
+from headcode.train.folder import read_metrics
+
+PAPER_RATES = (1e-3, 3e-4)
+PAPER_DECAYS = (0.1, 0.3)
+PAPER_WARMUPS = (1000, 3000)
+PAPER_INSTANCES = (10_000_000, 20_000_000, 40_000_000)
+WIDTHS = ("dim", "num_heads", "qk_dim", "v_dim", "mlp_dim")
+SELECTION = (
+    "At paper scale the learning rate (1e-3, 3e-4), decay (0.1, 0.3) and warm-up (1000, 3000) with the best mean "
+    "accuracy on seen compositions (iid), per method and setting; at laptop scale one setting for all. The last "
+    "checkpoint counts. No held-out score chooses anything."
+)
+SETTING_WORDS = (
+    "Laptop scale is not the paper's setting: 2 features, Muon, relative and learned positions, aligned puzzles first, "
+    "no attention dropout; the same for every method."
+)
+CEILING_PUZZLES = {"smoke": 500, "laptop": 20_000, "paper": 100_000}
+
+
+def sraven_base(scale: Scale) -> RunConfig:
+    """smoke: seconds, and no result; laptop: 2 features in minutes; paper: the ×1 model on 10 million instances."""
+    if scale == "paper":
+        return preset("sraven")
+    steps, batch_size = (16, 16) if scale == "smoke" else (2500, 128)
+    config = override(
+        preset("sraven-fast"),
+        num_features=2,
+        steps=steps,
+        batch_size=batch_size,
+        aligned=((0.0, 0.8), (0.5 * steps * batch_size, 0.0)),
+        warmup_steps=100,
+        log_every=25,
+        eval_every=250,
+        eval_size=4096,
+        checkpoint_every=500,
+    )
+    if scale == "laptop":
+        return config
+    small = {"dim": 32, "num_heads": 4, "qk_dim": 16, "v_dim": 16, "mlp_dim": 32, "num_layers": 2}
+    return override(config, **small, log_every=4, eval_every=8, eval_size=128, checkpoint_every=0)
+
+
+def seeds_of(scale: Scale) -> range:
+    """The paper has several seeds; two cores have one (`--seeds` takes fewer, never more)."""
+    return range(3 if scale == "paper" else 1)
+
+
+def widened(config: RunConfig, factor: float) -> RunConfig:
+    """Heads and all widths times a factor."""
+    return override(config, **{name: round(factor * getattr(config.model, name)) for name in WIDTHS})
+
+
+def paper_search(scale: Scale) -> dict[str, Sequence[float]]:
+    """The paper's grid of rates, decays and warm-ups; one of each at the smaller scales."""
+    if scale != "paper":
+        return {}
+    return {"learning_rate": PAPER_RATES, "weight_decay": PAPER_DECAYS, "warmup_steps": PAPER_WARMUPS}
+
+
+def with_instances(config: RunConfig, instances: int) -> RunConfig:
+    """Trained on so many instances: the schedule ends there, as in the paper's runs of different length."""
+    return override(config, steps=instances // config.batch_size)
+
+
+def searched(config: RunConfig, scale: Scale, **fields: Sequence[Any]) -> list[tuple[str, RunConfig]]:
+    """The grid of some fields, with seeds and (paper) the search."""
+    return list(grid(config, seed=seeds_of(scale), **fields, **paper_search(scale)))
+
+
+def select(study: Study, groups: Sequence[str]) -> list[Row]:
+    """The runs at the rate, decay and warm-up with the best mean iid accuracy, within groups of equal fields."""
+    searched_fields = ("learning_rate", "weight_decay", "warmup_steps")
+    kept: list[Row] = []
+    for key in dict.fromkeys(tuple(row[field] for field in groups) for row in study.rows):
+        fields = dict(zip(groups, key, strict=True))
+        tried = dict.fromkeys(tuple(row[field] for field in searched_fields) for row in study.where(**fields))
+        best = max(
+            tried,
+            key=lambda choice: (
+                study.mean("iid/accuracy", **fields, **dict(zip(searched_fields, choice, strict=True))).value
+            ),
+        )
+        kept += study.where(**fields, **dict(zip(searched_fields, best, strict=True)))
+    return kept
+
+
+def accuracy_along(folder: Path, batch_size: int) -> list[dict[str, float]]:
+    """For every evaluation of a run: instances seen, and both accuracies on both splits."""
+    points: dict[int, dict[str, float]] = {}
+    for record in read_metrics(folder):
+        if record["kind"] == "eval":
+            point = points.setdefault(record["step"], {"instances": record["step"] * batch_size})
+            point[record["split"]] = record["accuracy"]
+            point[f"{record['split']}, per feature"] = record["feature_accuracy"]
+    return [points[step] for step in sorted(points)]
+
+
+def ceilings(task: SRaven, count: int) -> dict[str, dict[str, float]]:
+    """The best accuracy that any solver can reach, split by split, with its standard error, and of a shortcut."""
+    found = {}
+    for split in ("iid", "compositional"):
+        puzzles = task.raw(split, np.arange(count))["puzzles"]
+        solutions = oracle.solve_split(task, split, puzzles)
+        found[split] = {
+            "ceiling": solutions.ceiling,
+            "standard error": float(solutions.best_probability.std(ddof=1) / np.sqrt(count)),
+            "copying the panel to the left": score_sraven(task, puzzles, copy_left(task, puzzles))["accuracy"],
+        }
+    return found
+
+
+def note_ceilings(study: Study, task: SRaven) -> None:
+    """The ceilings into `study.extra`, and into a file beside the figure."""
+    study.extra["ceilings"] = ceilings(task, CEILING_PUZZLES[study.scale])
+    text = json.dumps(study.extra["ceilings"], indent=1) + "\n"
+    (study.folder / "ceilings.json").write_text(text, encoding="utf-8")

@@ -1,0 +1,205 @@
+"""SRAVEN: accuracy on seen and held-out compositions against training instances, width and depth."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headcode.experiments._drawing import colour_of, line
+from headcode.experiments._logic import MAIN_METHODS
+from headcode.experiments._sraven import (
+    PAPER_INSTANCES,
+    SELECTION,
+    SETTING_WORDS,
+    accuracy_along,
+    note_ceilings,
+    searched,
+    select,
+    sraven_base,
+    widened,
+    with_instances,
+)
+from headcode.experiments.base import (
+    Experiment,
+    Mean,
+    NamedConfigs,
+    Row,
+    Scale,
+    Study,
+    Table,
+    Verdict,
+    compare,
+    per_seed,
+)
+from headcode.nn import Transformer
+from headcode.report.style import PAGE_WIDTH, canvas, save
+from headcode.train.folder import read_run_config
+
+SPLITS = {"iid": "seen compositions", "compositional": "held-out compositions"}
+FACTORS = {"smoke": (1,), "laptop": (0.5, 1), "paper": (1, 2, 4)}
+DEPTHS = {"smoke": (1, 2), "laptop": (2, 4), "paper": (4, 8, 16)}
+GROUPS = ("method", "dim", "num_layers", "steps")
+
+
+class SRavenScaling(Experiment):
+    name = "sraven-scaling"
+    title = "SRAVEN: scaling in data, width and depth"
+    question = (
+        "How does the share of puzzles with all features right, on seen and on held-out compositions of rules, grow "
+        "with training instances, width and depth, and how far from what the puzzles allow does it stay?"
+    )
+    claim = (
+        "Compositional generalisation improves with data and model size for softmax attention and HYLA, HYLA ahead; "
+        "linear attention stays behind."
+    )
+    selection = f"{SELECTION} {SETTING_WORDS}"
+
+    def runs(self, scale: Scale) -> NamedConfigs:
+        base = sraven_base(scale)
+        methods = ("softmax", "hyla") if scale == "smoke" else MAIN_METHODS
+        sizes = {f"width={factor}": widened(base, factor) for factor in FACTORS[scale]}
+        for depth in DEPTHS[scale]:
+            if depth != base.model.num_layers:  # that one is width 1
+                sizes[f"depth={depth}"] = base.replace(model=base.model.replace(num_layers=depth))
+        budgets = PAPER_INSTANCES if scale == "paper" else (base.steps * base.batch_size,)
+        for instances in budgets:
+            for size, config in sizes.items():
+                for name, one in searched(with_instances(config, instances), scale, method=methods):
+                    yield f"{size},instances={instances},{name}", one
+
+    def analyse(self, study: Study, say: Callable[[str], None]) -> None:
+        """Accuracies along every run, numbers of parameters, and the oracle's ceiling."""
+        curves = []
+        for row in study.rows:
+            folder = Path(row["folder"])
+            config = read_run_config(folder)
+            row["parameters"] = sum(p.numel() for p in Transformer(config.model).parameters())
+            row["instances"] = row["steps"] * row["batch_size"]
+            fields = {name: row[name] for name in (*GROUPS, "seed", "learning_rate", "weight_decay", "warmup_steps")}
+            curves += [{**fields, **point} for point in accuracy_along(folder, row["batch_size"])]
+        study.extra["curves"] = curves
+        (study.folder / "curves.json").write_text(json.dumps(curves) + "\n", encoding="utf-8")
+        say("the oracle's ceiling of these puzzles")
+        note_ceilings(study, read_run_config(Path(study.rows[0]["folder"])).task)  # type: ignore[arg-type]
+
+    def tables(self, study: Study) -> list[Table]:
+        chosen = self._chosen(study)
+        rows: list[Row] = []
+        for method, dim, depth, steps in dict.fromkeys(tuple(row[g] for g in GROUPS) for row in chosen.rows):
+            where = {"method": method, "dim": dim, "num_layers": depth, "steps": steps}
+            first = chosen.where(**where)[0]
+            row: Row = {
+                "method": method,
+                "dim": dim,
+                "layers": depth,
+                "parameters": first["parameters"],
+                "instances": first["instances"],
+            }
+            for split in SPLITS:
+                row[split] = chosen.mean(f"{split}/accuracy", **where)
+                row[f"{split}, per feature"] = chosen.mean(f"{split}/feature_accuracy", **where)
+            rows.append(row)
+        limits = [{"split": split, **study.extra["ceilings"][split]} for split in SPLITS]
+        return [
+            Table("Share of puzzles with all features right, and of features; mean and 95 % interval over seeds", rows),
+            Table("What the puzzles allow: the oracle's ceiling (all features), and a shortcut", limits),
+        ]
+
+    def verdicts(self, study: Study) -> list[Verdict]:
+        chosen = self._chosen(study)
+        rows = chosen.rows
+        most = max(chosen.values("steps"))
+        found = []
+        for dim, depth in dict.fromkeys((row["dim"], row["num_layers"]) for row in rows):
+            where = {"dim": dim, "num_layers": depth, "steps": most}
+            score = {m: per_seed(rows, "compositional/accuracy", method=m, **where) for m in MAIN_METHODS}
+            for other in ("softmax", "linear"):
+                if score[other]:
+                    statement = f"HYLA is ahead of {other} on held-out compositions (dim {dim}, {depth} layers)."
+                    found.append(compare(statement, score["hyla"], score[other]))
+        for method in chosen.values("method"):
+            for axis, other, words in (("dim", "num_layers", "width"), ("num_layers", "dim", "depth")):
+                base = self._base(study)
+                values = sorted({row[axis] for row in rows if row[other] == base[other]})
+                if len(values) > 1:
+                    ends = [
+                        per_seed(
+                            rows,
+                            "compositional/accuracy",
+                            method=method,
+                            steps=most,
+                            **{axis: value, other: base[other]},
+                        )
+                        for value in (values[-1], values[0])
+                    ]
+                    statement = f"{method}: {words} {values[-1]} composes better than {values[0]}."
+                    found.append(compare(statement, *ends))
+            curves = self._curve(study, method)
+            halves = {seed: _at_share(points, 0.5) for seed, points in curves.items()}
+            ends_ = {seed: points[-1]["compositional"] for seed, points in curves.items()}
+            found.append(compare(f"{method}: held-out accuracy still grows in the second half.", ends_, halves))
+        return found
+
+    def draw(self, study: Study, stem: Path) -> list[Path]:
+        chosen, base = self._chosen(study), self._base(study)
+        methods, most = chosen.values("method"), max(chosen.values("steps"))
+        with canvas(PAGE_WIDTH, 4.3, 2, 3, sharey="row") as (figure, axes):
+            for row, (split, words) in enumerate(SPLITS.items()):
+                for method in methods:
+                    colour = colour_of(method, methods)
+                    self._draw_data(study, axes[row, 0], method, split, colour)
+                    for column, axis, other in ((1, "dim", "num_layers"), (2, "num_layers", "dim")):
+                        values = sorted({r[axis] for r in chosen.rows if r[other] == base[other]})
+                        means = [
+                            chosen.mean(
+                                f"{split}/accuracy", method=method, steps=most, **{axis: value, other: base[other]}
+                            )
+                            for value in values
+                        ]
+                        line(axes[row, column], values, means, colour, method)
+                        axes[row, column].set_xscale("log", base=2)
+                        axes[row, column].set_xticks(values, [str(value) for value in values])
+                        axes[row, column].minorticks_off()
+                ceiling = study.extra["ceilings"][split]["ceiling"]
+                for panel in axes[row]:
+                    panel.axhline(ceiling, color="0.3", linestyle="--", linewidth=1, label="ceiling (oracle)")
+                axes[row, 0].set(ylabel=f"all features right,\n{words}", ylim=(0, 1.02))
+            axes[1, 0].set_xlabel("training instances")
+            axes[1, 1].set_xlabel("width (heads in proportion)")
+            axes[1, 2].set_xlabel("layers")
+            handles, labels = axes[0, 1].get_legend_handles_labels()
+            figure.legend(handles, labels, loc="outside lower center", ncols=4)
+            return save(figure, stem)
+
+    def _draw_data(self, study: Study, axes: Any, method: str, split: str, colour: str) -> None:
+        """The base model along training; its runs of different length as points, where there are several."""
+        for points in self._curve(study, method).values():
+            axes.plot([p["instances"] for p in points], [p[split] for p in points], color=colour, linewidth=1)
+        chosen, base = self._chosen(study), self._base(study)
+        budgets = sorted(chosen.values("steps"))
+        where = {"method": method, "dim": base["dim"], "num_layers": base["num_layers"]}
+        means = [chosen.mean(f"{split}/accuracy", **where, steps=steps) for steps in budgets]
+        instances = [chosen.where(**where, steps=steps)[0]["instances"] for steps in budgets]
+        line(axes, instances, means, colour, method, style=":")
+
+    def _chosen(self, study: Study) -> Study:
+        return Study(study.scale, select(study, GROUPS), study.folder)
+
+    def _base(self, study: Study) -> Row:
+        model = sraven_base(study.scale).model
+        return {"dim": model.dim, "num_layers": model.num_layers}
+
+    def _curve(self, study: Study, method: str) -> dict[int, list[Row]]:
+        """By seed: the evaluations of the chosen base model's longest run."""
+        most, base = max(study.values("steps")), self._base(study)
+        wanted = [row for row in self._chosen(study).where(method=method, steps=most, **base)]
+        fields = (*GROUPS, "seed", "learning_rate", "weight_decay", "warmup_steps")
+        return {
+            row["seed"]: [c for c in study.extra["curves"] if all(c[f] == row[f] for f in fields)] for row in wanted
+        }
+
+
+def _at_share(points: list[Row], share: float) -> float:
+    """Held-out accuracy at the last evaluation within a share of the run's instances."""
+    limit = share * points[-1]["instances"]
+    return Mean.of([p["compositional"] for p in points if p["instances"] <= limit][-1:] or [0.0]).value
