@@ -11,7 +11,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import torch
 import tyro
 
 from headcode.cli._training import Switch, print_json, say_warning
@@ -22,7 +21,7 @@ from headcode.tasks import LanguageModelling
 from headcode.tasks.language.tokenizer import TextStream, Tokenizer, read_tokenizer
 from headcode.train.checkpoint import choose_checkpoint, load_from
 from headcode.train.folder import read_run_config
-from headcode.train.runtime import find_device
+from headcode.train.runtime import find_device, numerics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,16 +60,15 @@ class Command:
         config = read_run_config(self.run_folder)
         if not isinstance(config.task, LanguageModelling):
             raise ValueError(f"{self.run_folder} is a run of {config.task.name}; text comes from runs of lm.")
-        if self.threads is not None:
-            if self.threads < 1:
-                raise ValueError(f"--threads must be 1 or more, got {self.threads}.")
-            torch.set_num_threads(self.threads)
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"--threads must be 1 or more, got {self.threads}.")
         tokenizer = tokenizer_of(self.run_folder, config, self.tokenizer)
         checkpoint = choose_checkpoint(self.run_folder, self.checkpoint)
-        model = load_from(checkpoint).to(find_device(self.device))
+        device = find_device(self.device)
+        model = load_from(checkpoint).to(device)
         prompt = tokens_of(self.prompt, tokenizer)
-        tokens = self._generate(model, prompt, tokenizer)
-        self._tell(prompt, tokens, tokenizer, model)
+        with numerics("float32", device, self.threads):
+            self._tell(prompt, self._generate(model, prompt, tokenizer), tokenizer, model)
 
     def _generate(self, model: Transformer, prompt: list[int], tokenizer: Tokenizer) -> Any:
         if self.recurrent and not self.cache:

@@ -25,7 +25,7 @@ FEW_DOCUMENTS = 20
 
 
 class Document(NamedTuple):
-    """One text, or one side of it."""
+    """One text, or one side of it; its pieces are to be read before the next document is asked for."""
 
     split: str
     pieces: Iterable[str]
@@ -191,7 +191,8 @@ class StreamedDataset:
             if line.startswith("= ") and line.endswith(" =") and not line.startswith("= =") and article:
                 yield "".join(article)
                 article = []
-            article.append(text if text.endswith("\n") else text + "\n")
+            if line or article:
+                article.append(text if text.endswith("\n") else text + "\n")
         if article:
             yield "".join(article)
 
