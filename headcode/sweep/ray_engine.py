@@ -8,6 +8,7 @@ process of its own, as on a single machine, so its results do not depend on wher
 import importlib
 import json
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ class RayEngine:
     queues = True
 
     def __init__(self, jobs: int | None, runtime: Runtime, address: str | None = None, num_gpus: float = 0) -> None:
-        ray = import_ray()
+        address = address or os.environ.get("RAY_ADDRESS") or "local"
+        ray = import_ray(on_loopback=_is_here(address))
         self._ray, self._jobs, self._runtime, self._num_gpus = ray, jobs, runtime, num_gpus
         self._started_here = not ray.is_initialized()
         if self._started_here:
@@ -106,24 +108,41 @@ def train_on_node(order: str, threads: int, with_gpu: bool) -> tuple[str, str]:
         worker.end(PATIENCE)
 
 
-def import_ray() -> Any:
-    """Ray, with its usage reports switched off before it can send any."""
+def import_ray(*, on_loopback: bool) -> Any:
+    """Ray, with its usage reports switched off before it can send any; a cluster of this machine keeps to 127.0.0.1."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if on_loopback:
+        # Ray replaces 127.0.0.1 by the machine's address in the network, unless clusters are off, as on macOS.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     try:
         return importlib.import_module("ray")
     except ModuleNotFoundError:
         raise ModuleNotFoundError("Ray is not installed; install it with: pip install 'headcode[ray]'.") from None
 
 
-def _connect(ray: Any, address: str | None) -> None:
-    address = address or os.environ.get("RAY_ADDRESS")
-    options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
-    if address is None or address == "local":
-        # Nobody else is to find it.
-        options |= {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-    else:
-        options["address"] = address
+def _is_here(address: str) -> bool:
+    return address == "local" or address.rpartition(":")[0] in ("127.0.0.1", "localhost")
+
+
+def _connect(ray: Any, address: str) -> None:
+    options: dict[str, Any] = {"address": address, "log_to_driver": False, "configure_logging": False}
+    if address == "local":
+        options["include_dashboard"] = False
+    elif address != "auto":
+        _refuse_silence(address)
     try:
         ray.init(**options)
     except ConnectionError as error:
         raise ValueError(f"There is no Ray cluster at {address}: {str(error).splitlines()[0]}") from None
+
+
+def _refuse_silence(address: str) -> None:
+    """Ray itself would try for many minutes to reach a cluster that is not there."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"The address of a Ray cluster is host:port, auto or local, got {address!r}.")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"There is no Ray cluster at {address} ({reason}).") from None

@@ -4,6 +4,7 @@ import json
 import os
 import threading
 import time
+from importlib.util import find_spec
 
 import pytest
 from sweep_helpers import Listener, results_of, small_config
@@ -15,14 +16,16 @@ from headcode.sweep.ray_engine import import_ray
 from headcode.train import Runtime
 from headcode.train.folder import is_in_use, read_environments
 
-pytestmark = pytest.mark.slow
-pytest.importorskip("ray", reason="the extra headcode[ray] is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="the extra headcode[ray] is not installed"),
+]
 
 
 @pytest.fixture
 def cluster():
     """Two nodes with one CPU each; everything on 127.0.0.1, no dashboard, no usage reports."""
-    import_ray()
+    import_ray(on_loopback=True)
     from ray.cluster_utils import Cluster
 
     options = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "include_dashboard": False}
@@ -148,6 +151,6 @@ def test_a_cluster_of_this_machine_alone(tmp_path, monkeypatch):
 
 
 def test_an_address_without_a_cluster(tmp_path):
-    with pytest.raises(ValueError, match="There is no Ray cluster at 127.0.0.1:1"):
+    with pytest.raises(ValueError, match="There is no Ray cluster at 127.0.0.1:1 "):
         run_sweep({"a": small_config()}, tmp_path / "out", engine="ray", address="127.0.0.1:1", display=Listener())
     assert not (tmp_path / "out").exists()
