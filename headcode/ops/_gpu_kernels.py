@@ -11,6 +11,7 @@ import triton.language as tl
 from headcode.ops._gpu_tiles import (
     band_of,
     codes_of,
+    column,
     keep_pairs,
     line_pointers,
     multiply,
@@ -18,7 +19,7 @@ from headcode.ops._gpu_tiles import (
     scores_gradient,
     visible_pairs,
 )
-from headcode.ops._gpu_value import chunk, column, empty_sum, put_column, store_chunk, value_backward, value_forward
+from headcode.ops._gpu_value import chunk, empty_sum, put_column, store_chunk, value_backward, value_forward
 
 # Numbers that change from call to call and must not make a new kernel each time.
 UNSPECIALISED = ["num_queries", "num_keys", "query_offset", "stream", "threshold"]
@@ -26,11 +27,11 @@ UNSPECIALISED = ["num_queries", "num_keys", "query_offset", "stream", "threshold
 
 @triton.jit
 def tile_scores(
-    q_lines, q_there, k_lines, k_there, band_heads, heads_there, rows, cols, num_queries, num_keys, scale,
+    q_lines, q_d, q_there, k_lines, k_d, k_there, band_heads, heads_there, rows, cols, num_queries, num_keys, scale,
     D: tl.constexpr, DC: tl.constexpr, BAND: tl.constexpr, QK_WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Scores (HP, BQ, BK) with the relative bias in them."""
-    scores = raw_scores(q_lines, q_there, k_lines, k_there, D, DC, QK_WIDE, PRECISION) * scale
+    scores = raw_scores(q_lines, q_d, q_there, k_lines, k_d, k_there, D, DC, QK_WIDE, PRECISION) * scale
     if BAND:
         scores += band_of(band_heads, heads_there, rows, cols, num_queries, num_keys)
     return scores
@@ -56,7 +57,7 @@ def key_end(first_row, num_queries, num_keys, query_offset, CAUSAL: tl.constexpr
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def log_sums_kernel(
     q, k, mask, band, log_sums,
-    q_b, q_h, q_t, k_b, k_h, k_t, mask_b, mask_q, mask_k, band_h,
+    q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, mask_b, mask_q, mask_k, band_h,
     num_queries, num_keys, query_offset, scale,
     H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, DC: tl.constexpr,
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, BAND: tl.constexpr,
@@ -80,8 +81,8 @@ def log_sums_kernel(
         k_there = heads_there[:, None] & (cols < num_keys)[None, :]
         k_lines = line_pointers(k_heads, cols, k_t)
         scores = tile_scores(
-            q_lines, q_there, k_lines, k_there, band_heads, heads_there, rows, cols, num_queries, num_keys, scale,
-            D, DC, BAND, QK_WIDE, PRECISION,
+            q_lines, q_d, q_there, k_lines, k_d, k_there, band_heads, heads_there, rows, cols,
+            num_queries, num_keys, scale, D, DC, BAND, QK_WIDE, PRECISION,
         )  # fmt: skip
         seen = visible_pairs(
             mask + batch * mask_b, mask_q, mask_k, rows, cols, num_queries, num_keys, query_offset, CAUSAL, MASKED
@@ -100,7 +101,7 @@ def log_sums_kernel(
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def forward_kernel(
     q, k, v, mask, band, log_sums, out,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, out_b, out_h, out_t, mask_b, mask_q, mask_k, band_h,
+    q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, out_b, out_h, out_t, mask_b, mask_q, mask_k, band_h,
     num_queries, num_keys, query_offset, scale, stream, threshold, keep_scale,
     H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, DC: tl.constexpr, DV: tl.constexpr, DVC: tl.constexpr,
     NORM: tl.constexpr, NET: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, BAND: tl.constexpr,
@@ -131,8 +132,8 @@ def forward_kernel(
         k_there = heads_there[:, None] & (cols < num_keys)[None, :]
         k_lines = line_pointers(k_heads, cols, k_t)
         scores = tile_scores(
-            q_lines, q_there, k_lines, k_there, band_heads, heads_there, rows, cols, num_queries, num_keys, scale,
-            D, DC, BAND, QK_WIDE, PRECISION,
+            q_lines, q_d, q_there, k_lines, k_d, k_there, band_heads, heads_there, rows, cols,
+            num_queries, num_keys, scale, D, DC, BAND, QK_WIDE, PRECISION,
         )  # fmt: skip
         seen = visible_pairs(
             mask + batch * mask_b, mask_q, mask_k, rows, cols, num_queries, num_keys, query_offset, CAUSAL, MASKED
@@ -140,7 +141,7 @@ def forward_kernel(
         codes, _ = codes_of(scores, sums, seen, keep_scale, H, NORM, RMS_EPSILON)
         factors = pair_factors(rows, cols, seen, query_offset, stream, threshold, keep_scale, DROPOUT)
         total = value_forward(
-            codes * factors[None, :, :], line_pointers(v_heads, cols, v_t), k_there, total, out_lines, q_there,
+            codes * factors[None, :, :], line_pointers(v_heads, cols, v_t), v_d, k_there, total, out_lines, q_there,
             DV, DVC, NET, V_WIDE, PRECISION,
         )  # fmt: skip
         if DV > DVC:
@@ -151,8 +152,9 @@ def forward_kernel(
 
 @triton.jit
 def tile_backward(
-    q_lines, q_there, k_lines, k_there, v_lines, grad_lines, band_heads, heads_there, mask, mask_q, mask_k, sums,
-    deltas, rows, cols, total, grad_v_lines, num_queries, num_keys, query_offset, scale, stream, threshold, keep_scale,
+    q_lines, q_d, q_there, k_lines, k_d, k_there, v_lines, v_d, grad_lines, grad_d, band_heads, heads_there,
+    mask, mask_q, mask_k, sums, deltas, rows, cols, total, grad_v_lines,
+    num_queries, num_keys, query_offset, scale, stream, threshold, keep_scale,
     H: tl.constexpr, D: tl.constexpr, DC: tl.constexpr, DV: tl.constexpr, DVC: tl.constexpr,
     NORM: tl.constexpr, NET: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, BAND: tl.constexpr,
     DROPOUT: tl.constexpr, QK_WIDE: tl.constexpr, V_WIDE: tl.constexpr, WITH_V: tl.constexpr, TO_CODES: tl.constexpr,
@@ -160,14 +162,14 @@ def tile_backward(
 ):  # fmt: skip
     """The gradient of a tile's scores (with TO_CODES, codes × their gradients), and `total` with v's gradient added."""
     scores = tile_scores(
-        q_lines, q_there, k_lines, k_there, band_heads, heads_there, rows, cols, num_queries, num_keys, scale,
-        D, DC, BAND, QK_WIDE, PRECISION,
+        q_lines, q_d, q_there, k_lines, k_d, k_there, band_heads, heads_there, rows, cols,
+        num_queries, num_keys, scale, D, DC, BAND, QK_WIDE, PRECISION,
     )  # fmt: skip
     seen = visible_pairs(mask, mask_q, mask_k, rows, cols, num_queries, num_keys, query_offset, CAUSAL, MASKED)
     codes, factor = codes_of(scores, sums, seen, keep_scale, H, NORM, RMS_EPSILON)
     factors = pair_factors(rows, cols, seen, query_offset, stream, threshold, keep_scale, DROPOUT)
     grad_codes, total = value_backward(
-        codes * factors[None, :, :], v_lines, k_there, grad_lines, q_there, total, grad_v_lines,
+        codes * factors[None, :, :], v_lines, v_d, k_there, grad_lines, grad_d, q_there, total, grad_v_lines,
         DV, DVC, NET, V_WIDE, WITH_V, PRECISION,
     )  # fmt: skip
     grad_codes = grad_codes * factors[None, :, :]
@@ -181,8 +183,8 @@ def tile_backward(
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def query_kernel(
     q, k, v, mask, band, grad, log_sums, delta, grad_q,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, grad_q_b, grad_q_h, grad_q_t,
-    mask_b, mask_q, mask_k, band_h,
+    q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, grad_b, grad_h, grad_t, grad_d,
+    grad_q_b, grad_q_h, grad_q_t, mask_b, mask_q, mask_k, band_h,
     num_queries, num_keys, query_offset, scale, stream, threshold, keep_scale,
     H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, DC: tl.constexpr, DV: tl.constexpr, DVC: tl.constexpr,
     NORM: tl.constexpr, NET: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, BAND: tl.constexpr,
@@ -217,8 +219,8 @@ def query_kernel(
         k_there = heads_there[:, None] & (cols < num_keys)[None, :]
         k_lines = line_pointers(k_heads, cols, k_t)
         gradient, _ = tile_backward(
-            q_lines, q_there, k_lines, k_there, line_pointers(v_heads, cols, v_t), grad_lines, band_heads, heads_there,
-            mask + batch * mask_b, mask_q, mask_k, sums, deltas, rows, cols, 0.0, grad_lines,
+            q_lines, q_d, q_there, k_lines, k_d, k_there, line_pointers(v_heads, cols, v_t), v_d, grad_lines, grad_d,
+            band_heads, heads_there, mask + batch * mask_b, mask_q, mask_k, sums, deltas, rows, cols, 0.0, grad_lines,
             num_queries, num_keys, query_offset, scale, stream, threshold, keep_scale,
             H, D, DC, DV, DVC, NORM, NET, CAUSAL, MASKED, BAND, DROPOUT, QK_WIDE, V_WIDE, False, TO_CODES, PRECISION,
             RMS_EPSILON,
@@ -229,17 +231,24 @@ def query_kernel(
             gradient = (gradient * scale).to(k.dtype.element_ty)
             for start in range(0, D, DC):
                 here = start + dims
-                part = multiply(gradient, chunk(k_lines, k_there, here, D, "hld"), PRECISION)
+                part = multiply(gradient, chunk(k_lines, k_d, k_there, here, D, "hld"), PRECISION)
                 if D <= DC:
                     total += part
                 else:
                     store_chunk(out_lines, q_there, here, D, part, True, "hld")
-            if D > DC:
-                tl.debug_barrier()
-        else:
+        elif D <= DC:
             for d in range(D):
-                part = tl.sum(gradient * column(k_lines, k_there, d)[:, None, :], 2)
+                part = tl.sum(gradient * column(k_lines, k_d, k_there, d)[:, None, :], 2)
                 total = put_column(total, dims, d, part * scale)
+        else:
+            for start in range(0, D, DC):
+                chunk_total = tl.zeros((HP, BQ, DC), tl.float32)
+                for d in range(start, tl.minimum(start + DC, D)):
+                    part = tl.sum(gradient * column(k_lines, k_d, k_there, d)[:, None, :], 2)
+                    chunk_total = put_column(chunk_total, dims, d - start, part * scale)
+                store_chunk(out_lines, q_there, start + dims, D, chunk_total, True, "hld")
+        if D > DC and not TO_CODES:
+            tl.debug_barrier()
     if TO_CODES:
         tl.store(delta + places, deltas, mask=q_there)
     elif D <= DC:
@@ -249,8 +258,8 @@ def query_kernel(
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def key_kernel(
     q, k, v, mask, band, grad, log_sums, delta, grad_k, grad_v,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, grad_k_b, grad_k_h, grad_k_t,
-    grad_v_b, grad_v_h, grad_v_t, mask_b, mask_q, mask_k, band_h,
+    q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, grad_b, grad_h, grad_t, grad_d,
+    grad_k_b, grad_k_h, grad_k_t, grad_v_b, grad_v_h, grad_v_t, mask_b, mask_q, mask_k, band_h,
     num_queries, num_keys, query_offset, scale, stream, threshold, keep_scale,
     H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, DC: tl.constexpr, DV: tl.constexpr, DVC: tl.constexpr,
     NORM: tl.constexpr, NET: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, BAND: tl.constexpr,
@@ -290,9 +299,9 @@ def key_kernel(
             sums = tl.load(log_sums + places, mask=q_there, other=0.0)
             deltas = tl.load(delta + places, mask=q_there, other=0.0)
         gradient, total_v = tile_backward(
-            q_lines, q_there, k_lines, k_there, v_lines, line_pointers(grad_heads, rows, grad_t), band_heads,
-            heads_there, mask + batch * mask_b, mask_q, mask_k, sums, deltas, rows, cols, total_v, grad_v_lines,
-            num_queries, num_keys, query_offset, scale, stream, threshold, keep_scale,
+            q_lines, q_d, q_there, k_lines, k_d, k_there, v_lines, v_d, line_pointers(grad_heads, rows, grad_t), grad_d,
+            band_heads, heads_there, mask + batch * mask_b, mask_q, mask_k, sums, deltas, rows, cols, total_v,
+            grad_v_lines, num_queries, num_keys, query_offset, scale, stream, threshold, keep_scale,
             H, D, DC, DV, DVC, NORM, NET, CAUSAL, MASKED, BAND, DROPOUT, QK_WIDE, V_WIDE, True, False, PRECISION,
             RMS_EPSILON,
         )  # fmt: skip
@@ -300,15 +309,22 @@ def key_kernel(
             gradient = tl.permute((gradient * scale).to(q.dtype.element_ty), (0, 2, 1))
             for start in range(0, D, DC):
                 here = start + dims
-                part = multiply(gradient, chunk(q_lines, q_there, here, D, "hld"), PRECISION)
+                part = multiply(gradient, chunk(q_lines, q_d, q_there, here, D, "hld"), PRECISION)
                 if D <= DC:
                     total_k += part
                 else:
                     store_chunk(grad_k_lines, k_there, here, D, part, True, "hld")
-        else:
+        elif D <= DC:
             for d in range(D):
-                part = tl.sum(gradient * column(q_lines, q_there, d)[:, :, None], 1)
+                part = tl.sum(gradient * column(q_lines, q_d, q_there, d)[:, :, None], 1)
                 total_k = put_column(total_k, dims, d, part * scale)
+        else:
+            for start in range(0, D, DC):
+                chunk_total = tl.zeros((HP, BK, DC), tl.float32)
+                for d in range(start, tl.minimum(start + DC, D)):
+                    part = tl.sum(gradient * column(q_lines, q_d, q_there, d)[:, :, None], 1)
+                    chunk_total = put_column(chunk_total, dims, d - start, part * scale)
+                store_chunk(grad_k_lines, k_there, start + dims, D, chunk_total, True, "hld")
         if D > DC or DV > DVC:
             tl.debug_barrier()
     if D <= DC:
@@ -320,7 +336,8 @@ def key_kernel(
 @triton.jit(do_not_specialize=[*UNSPECIALISED, "num_batch", "batch_step"])
 def band_kernel(
     q, k, v, mask, band, grad, log_sums, delta, parts,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, mask_b, mask_q, mask_k, band_h,
+    q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, grad_b, grad_h, grad_t, grad_d,
+    mask_b, mask_q, mask_k, band_h,
     num_queries, num_keys, query_offset, scale, stream, threshold, keep_scale, num_batch, batch_step,
     H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, DC: tl.constexpr, DV: tl.constexpr, DVC: tl.constexpr,
     NORM: tl.constexpr, NET: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, DROPOUT: tl.constexpr,
@@ -342,9 +359,13 @@ def band_kernel(
     heads_there = heads < H
     band_heads = band + heads.to(tl.int64) * band_h
     total = tl.zeros((HP, BQ, BK), tl.float32)
+    last_tile = tl.minimum(query_tiles, key_tiles - apart)
+    if CAUSAL:
+        # Beyond every query of its tiles a diagonal has nothing to see.
+        last_tile = tl.where(apart * BK < BQ + query_offset, last_tile, 0)
     for entry in range(group * batch_step, tl.minimum((group + 1) * batch_step, num_batch)):
         batch = tl.cast(entry, tl.int64)
-        for tile in range(tl.maximum(-apart, 0), tl.minimum(query_tiles, key_tiles - apart)):
+        for tile in range(tl.maximum(-apart, 0), last_tile):
             rows = tile * BQ + tl.arange(0, BQ)
             cols = (tile + apart) * BK + tl.arange(0, BK)
             q_there = heads_there[:, None] & (rows < num_queries)[None, :]
@@ -356,10 +377,10 @@ def band_kernel(
                 sums = tl.load(log_sums + places, mask=q_there, other=0.0)
                 deltas = tl.load(delta + places, mask=q_there, other=0.0)
             gradient, _ = tile_backward(
-                line_pointers(q + batch * q_b + heads.to(tl.int64) * q_h, rows, q_t), q_there,
-                line_pointers(k + batch * k_b + heads.to(tl.int64) * k_h, cols, k_t), k_there,
-                line_pointers(v + batch * v_b + heads.to(tl.int64) * v_h, cols, v_t),
-                line_pointers(grad + batch * grad_b + heads.to(tl.int64) * grad_h, rows, grad_t),
+                line_pointers(q + batch * q_b + heads.to(tl.int64) * q_h, rows, q_t), q_d, q_there,
+                line_pointers(k + batch * k_b + heads.to(tl.int64) * k_h, cols, k_t), k_d, k_there,
+                line_pointers(v + batch * v_b + heads.to(tl.int64) * v_h, cols, v_t), v_d,
+                line_pointers(grad + batch * grad_b + heads.to(tl.int64) * grad_h, rows, grad_t), grad_d,
                 band_heads, heads_there, mask + batch * mask_b, mask_q, mask_k, sums, deltas, rows, cols, 0.0, parts,
                 num_queries, num_keys, query_offset, scale, stream, threshold, keep_scale,
                 H, D, DC, DV, DVC, NORM, NET, CAUSAL, MASKED, True, DROPOUT, QK_WIDE, V_WIDE, False, False, PRECISION,

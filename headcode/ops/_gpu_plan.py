@@ -14,11 +14,14 @@ from torch import Tensor
 
 from headcode.ops import _gpu_tuning
 from headcode.ops import dropout as dropout_hash
-from headcode.ops._gpu_tuning import Tiles
+from headcode.ops._gpu_tuning import SMALLEST_PRODUCT, Tiles
 from headcode.ops.registry import RMS_EPSILON
 
-WIDE_FROM = 16
-"""Matrix units multiply at least 16 deep; narrower heads go one dim at a time, without padding."""
+WIDE_FROM = SMALLEST_PRODUCT
+"""Narrower heads go one dim at a time, without padding."""
+PACK_FROM_LENGTH = 128
+"""From this length on, inputs that are read one dim at a time are copied with their lengths innermost first, so that
+neighbouring threads read neighbouring numbers. For shorter ones the copies would cost more than the reads; a guess."""
 BAND_PROGRAMS = 1024
 """About how many programs share the band's gradient; more take more memory for parts."""
 
@@ -46,16 +49,35 @@ class GpuCall:
         saved: Tensor,
         options: dict[str, Any],
     ) -> None:
-        self.q, self.k, self.v, self.band, self.saved = q, k, v, band, saved
         self.mask = None if mask is None else mask.view(torch.uint8)
-        self.options = options
-        self.grad = q
+        self.options, self.band, self.saved = options, band, saved
         self.delta = saved
         self.batch, self.heads, self.queries, self.qk_width = q.shape
         self.keys, self.v_width = k.shape[2], v.shape[3]
-        self.qk_wide, self.v_wide = self.qk_width >= WIDE_FROM, self.v_width >= WIDE_FROM
-        mixes_on_matrix_units = self.v_wide and options["value_net"] != "linear"
-        self.padded_heads = max(power_of_2(self.heads), WIDE_FROM if mixes_on_matrix_units else 1)
+        self.precision = _gpu_tuning.float32_precision()
+        # Float32 in full precision is not for matrix units.
+        on_matrix_units = q.dtype != torch.float32 or self.precision != "ieee"
+        self.qk_wide, self.v_wide = (on_matrix_units and w >= WIDE_FROM for w in (self.qk_width, self.v_width))
+        self.q, self.k = self.laid_out(q, self.qk_wide), self.laid_out(k, self.qk_wide)
+        self.v = self.laid_out(v, self.v_wide)
+        self.grad = self.v
+        mixes_wide = self.v_wide and options["value_net"] != "linear"
+        self.padded_heads = max(power_of_2(self.heads), SMALLEST_PRODUCT if mixes_wide else 1)
+
+    def laid_out(self, t: Tensor, wide: bool) -> Tensor:
+        """`t` (B, H, T, D) with the strides that the kernels read best; any are right."""
+        if wide:
+            return t if t.stride(3) == 1 else t.contiguous()
+        if max(self.queries, self.keys) < PACK_FROM_LENGTH:
+            return t
+        return t.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+
+    def kind(self) -> tuple[Any, ...]:
+        """What tiles may depend on; lengths and batch only by their order of magnitude."""
+        sizes = tuple(power_of_2(size) for size in (self.batch, self.queries, self.keys))
+        flags = (self.mask is None, self.band is None, self.options["causal"], self.options["dropout"] > 0)
+        names = (self.options["norm"], self.options["value_net"], self.q.dtype, self.precision)
+        return (*sizes, self.heads, self.qk_width, self.v_width, *flags, *names)
 
     def run(self, kind: str, **outputs: Tensor) -> None:
         """Choose tiles, launch, and bring float32 sums that did not fit on the chip to the outputs."""
@@ -72,8 +94,8 @@ class GpuCall:
         """Where the kernel writes: the outputs, or zeroed float32 in their place where it adds chunk by chunk."""
         scratch = {}
         for name, output in outputs.items():
-            wide, limit = (self.v_wide, tiles.v_chunk) if name in ("out", "grad_v") else (self.qk_wide, tiles.qk_chunk)
-            if wide and limit < output.shape[3]:
+            limit = tiles.v_chunk if name in ("out", "grad_v") else tiles.qk_chunk
+            if limit < output.shape[3]:
                 scratch[name] = torch.zeros(output.shape, dtype=torch.float32, device=output.device)
         return {**outputs, **scratch}, scratch
 
@@ -110,8 +132,9 @@ class GpuCall:
         for name, tensor in arguments.copy().items():
             if name == "parts":
                 continue
-            strides = tensor.stride() if tensor.dim() == 4 else (0, 0, 0)
-            arguments.update(zip((f"{name}_b", f"{name}_h", f"{name}_t"), strides, strict=False))
+            strides = tensor.stride() if tensor.dim() == 4 else (0, 0, 0, 1)
+            axes = ("b", "h", "t", "d") if name in named else ("b", "h", "t")
+            arguments.update((f"{name}_{axis}", stride) for axis, stride in zip(axes, strides, strict=False))
         # Pointers that a variant does not use must still be pointers.
         mask_strides = (0, 0, 0, 0) if self.mask is None else broadcast_strides(self.mask)
         arguments.update(
@@ -131,12 +154,12 @@ class GpuCall:
             "H": self.heads,
             "HP": self.padded_heads,
             "D": self.qk_width,
-            "DC": chunk_width(self.qk_width, self.qk_wide, tiles.qk_chunk),
+            "DC": min(power_of_2(self.qk_width), tiles.qk_chunk),
             "CAUSAL": self.options["causal"],
             "MASKED": self.mask is not None,
             "BAND": self.band is not None,
             "QK_WIDE": self.qk_wide,
-            "PRECISION": _gpu_tuning.float32_precision(),
+            "PRECISION": self.precision,
             "BQ": tiles.queries,
             "BK": tiles.keys,
         }
@@ -149,7 +172,7 @@ class GpuCall:
             )
             constants.update(
                 DV=self.v_width,
-                DVC=chunk_width(self.v_width, self.v_wide, tiles.v_chunk),
+                DVC=min(power_of_2(self.v_width), tiles.v_chunk),
                 NORM=self.options["norm"],
                 NET=self.options["value_net"],
                 DROPOUT=dropout > 0,
@@ -204,11 +227,6 @@ def sum_band(parts: Tensor, queries: int, keys: int) -> Tensor:
     total[:, 1:, : size - 1] += lines[:, :, size:]
     first = -(-queries // size) * size - queries
     return total.flatten(1)[:, first : first + queries + keys - 1]
-
-
-def chunk_width(width: int, wide: bool, limit: int) -> int:
-    """How many dims are worked on together."""
-    return max(WIDE_FROM, min(power_of_2(width), limit)) if wide else power_of_2(width)
 
 
 def broadcast_strides(t: Tensor) -> tuple[int, ...]:

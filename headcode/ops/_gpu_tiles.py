@@ -59,10 +59,17 @@ def line_pointers(heads, lines, stride):
 
 
 @triton.jit
+def column(lines, stride, there, d):
+    """Dim d of every head's lines, in float32: (HP, lines)."""
+    return tl.load(lines + tl.cast(d, tl.int64) * stride, mask=there, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def raw_scores(
-    q_lines, q_there, k_lines, k_there, D: tl.constexpr, DC: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr
-):
-    """Dot products (HP, BQ, BK): narrow heads one dim at a time, wide ones DC dims at a time on matrix units."""
+    q_lines, q_d, q_there, k_lines, k_d, k_there,
+    D: tl.constexpr, DC: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Dot products (HP, BQ, BK): one dim at a time, or WIDE, DC dims at a time on matrix units."""
     scores = tl.zeros((q_lines.shape[0], q_lines.shape[1], k_lines.shape[1]), tl.float32)
     if WIDE:
         dims = tl.arange(0, DC)
@@ -71,13 +78,13 @@ def raw_scores(
             inside = here < D
             q_there_too = q_there[:, :, None] & inside[None, None, :]
             k_there_too = k_there[:, None, :] & inside[None, :, None]
-            q = tl.load(q_lines[:, :, None] + here[None, None, :], mask=q_there_too, other=0.0)
-            k = tl.load(k_lines[:, None, :] + here[None, :, None], mask=k_there_too, other=0.0)
+            q = tl.load(q_lines[:, :, None] + here[None, None, :] * q_d, mask=q_there_too, other=0.0)
+            k = tl.load(k_lines[:, None, :] + here[None, :, None] * k_d, mask=k_there_too, other=0.0)
             scores += multiply(q, k, PRECISION)
     else:
         for d in range(D):
-            q = tl.load(q_lines + d, mask=q_there, other=0.0).to(tl.float32)
-            k = tl.load(k_lines + d, mask=k_there, other=0.0).to(tl.float32)
+            q = column(q_lines, q_d, q_there, d)
+            k = column(k_lines, k_d, k_there, d)
             scores += q[:, :, None] * k[:, None, :]
     return scores
 

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import os
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from headcode.ops import gpu
+
 if TYPE_CHECKING:
     from headcode.ops._gpu_plan import GpuCall
+
+logger = logging.getLogger("headcode")
+
+SMALLEST_PRODUCT = 16
+"""Matrix units multiply at least 16 deep."""
+LONGEST_TILE = 64
+SHORT_SIDE = 4
+PAIRS = 4096
+"""Numbers of a tile with all its heads: 16 for each thread of 8 warps."""
+NARROW_CHUNK = 8
+"""Dims whose sums are held in registers where heads are read one dim at a time."""
 
 
 class Tiles(NamedTuple):
@@ -24,21 +39,80 @@ class Tiles(NamedTuple):
 
 
 def first_guess(call: GpuCall, kind: str) -> Tiles:
-    """Tiles that fit the registers, by shape alone."""
-    budget = 4096
+    """Tiles whose sums fit the registers, by shape alone; docs/gpu-kernels.md has what they compile to."""
     wide = call.qk_wide or call.v_wide
-    smallest = 16 if wide else 1
-    pairs = max(budget // call.padded_heads, smallest**2)
-    size = 1 << ((pairs.bit_length() - 1) // 2)
-    queries = keys = max(min(size, 64), smallest)
-    return Tiles(queries, keys, 32, 32, 4)
+    chunks = (32 if call.qk_wide else NARROW_CHUNK, 16 if call.v_wide else NARROW_CHUNK)
+    if wide or kind == "band":
+        size = max(square_root(PAIRS // call.padded_heads), SMALLEST_PRODUCT if wide else 1)
+        return Tiles(min(size, LONGEST_TILE), min(size, LONGEST_TILE), *chunks, 8)
+    # One dim at a time, a tile is summed over its keys (for k and v over its queries) across threads: a short side.
+    pairs = min(max(PAIRS // call.padded_heads, 1), LONGEST_TILE * SHORT_SIDE)
+    short = min(SHORT_SIDE, square_root(pairs))
+    return Tiles(short, pairs // short, *chunks, 8) if kind == "key" else Tiles(pairs // short, short, *chunks, 8)
+
+
+def square_root(power: int) -> int:
+    """The largest power of 2 whose square is not above a power of 2."""
+    return 1 << ((power.bit_length() - 1) // 2)
+
+
+def candidates(call: GpuCall, kind: str) -> list[Tiles]:
+    """The first guess and its neighbours; few, because each is compiled."""
+    guess = first_guess(call, kind)
+    result = [guess, guess._replace(warps=guess.warps // 2)]
+    if kind == "band":
+        return [*result, guess._replace(queries=guess.queries * 2, keys=guess.keys * 2)]
+    if call.qk_wide or call.v_wide:
+        return [*result, guess._replace(keys=guess.keys * 2), guess._replace(queries=guess.queries * 2)]
+    size = square_root(guess.queries * guess.keys)
+    return [*result, guess._replace(queries=size, keys=size)]
 
 
 _chosen: dict[Any, Tiles] = {}
 
 
 def choose(call: GpuCall, kind: str, launch: Callable[[Tiles], Any]) -> Tiles:
-    return first_guess(call, kind)
+    """Measured once for each kind of call and process; a first guess where nothing can or may be measured.
+
+    Other tiles add in another order, so that results differ in their last bits from one choice to the next. With
+    torch.use_deterministic_algorithms(True), or HEADCODE_GPU_AUTOTUNE=0, the first guess is always taken.
+    """
+    if call.q.device.type != "cuda" or not may_measure():
+        return first_guess(call, kind)
+    key = (kind, *call.kind(), call.q.device.index)
+    if key not in _chosen:
+        if torch.cuda.is_current_stream_capturing():
+            return first_guess(call, kind)
+        _chosen[key] = fastest(candidates(call, kind), launch)
+        logger.info("hyper_attention's %s kernel takes the tiles %s", kind, _chosen[key])
+    return _chosen[key]
+
+
+def may_measure() -> bool:
+    switched_off = os.environ.get("HEADCODE_GPU_AUTOTUNE", "1") == "0"
+    return not (gpu.INTERPRETED or switched_off or torch.are_deterministic_algorithms_enabled())
+
+
+def fastest(
+    tiles: Iterable[Tiles], launch: Callable[[Tiles], Any], measure: Callable[[Callable[[], Any]], float] | None = None
+) -> Tiles:
+    """The quickest of `tiles`, the first at a tie; those that do not fit the GPU are passed over."""
+    from triton.runtime.errors import OutOfResources
+
+    tiles = list(tiles)
+    times: dict[Tiles, float] = {}
+    for candidate in tiles:
+        try:
+            times[candidate] = (measure or _measure)(lambda candidate=candidate: launch(candidate))  # type: ignore[misc]
+        except OutOfResources:
+            continue
+    return min(times, key=lambda candidate: times[candidate]) if times else tiles[0]
+
+
+def _measure(run: Callable[[], Any]) -> float:
+    from triton.testing import do_bench
+
+    return do_bench(run, warmup=5, rep=20)
 
 
 def float32_precision() -> str:

@@ -1,19 +1,20 @@
 """The value networks of one tile in Triton, forward and backward.
 
-Narrow heads go one dim at a time through sums over heads, keys or queries; nothing leaves the tile's layout. Wide ones
-go DVC dims at a time through batched matrix products: with z the codes, g the gradient of the output,
+One dim at a time, everything is a sum over heads, keys or queries in the tile's own layout: for narrow heads, and for
+float32 in full precision, which matrix units do not have. WIDE goes DVC dims at a time through batched matrix
+products: with z the codes, g the gradient of the output,
 
     m[k] = z[k]ᵀ v[k]  (BQ×HP · HP×DVC, one product per key)         o[q] = z[q] u[q]   (HP×BK · BK×DVC, one per query)
     ∂u[q] = z[q]ᵀ g[q]        ∂z = g[q] u[q]ᵀ + ∂m[k] v[k]ᵀ        ∂v[k] = z[k] ∂m[k]
 
-A wide sum either stays in registers (one chunk holds all dims) or is added to `total`, float32 in memory that
-no other program touches: no atomics, one order.
+A sum over tiles either stays in registers (one chunk holds all dims) or is added up, chunk by chunk, in float32 memory
+that no other program touches: no atomics, one order.
 """
 
 import triton
 import triton.language as tl
 
-from headcode.ops._gpu_tiles import multiply
+from headcode.ops._gpu_tiles import column, multiply
 
 
 @triton.jit
@@ -39,21 +40,16 @@ def activate(x, NET: tl.constexpr):
 
 
 @triton.jit
-def column(lines, there, d):
-    """Dim d of every head's lines, in float32."""
-    return tl.load(lines + d, mask=there, other=0.0).to(tl.float32)
-
-
-@triton.jit
 def put_column(total, dims, d, column):
     """`total` (HP, lines, width) with `column` (HP, lines) added to dim d."""
     return total + tl.where((dims == d)[None, None, :], column[:, :, None], 0.0)
 
 
 @triton.jit
-def chunk(lines, there, dims, DV: tl.constexpr, ORDER: tl.constexpr):
+def chunk(lines, stride, there, dims, DV: tl.constexpr, ORDER: tl.constexpr):
     """The given dims of every head's lines, in the axis order that ORDER names."""
     inside = dims < DV
+    dims = dims * stride
     if ORDER == "hld":
         return tl.load(
             lines[:, :, None] + dims[None, None, :], mask=there[:, :, None] & inside[None, None, :], other=0.0
@@ -91,9 +87,37 @@ def store_chunk(lines, there, dims, D: tl.constexpr, values, ADD: tl.constexpr, 
 
 
 @triton.jit
+def column_forward(codes, v, NET: tl.constexpr):
+    """One dim of the tile's part of the output: (HP, BQ)."""
+    if NET == "linear":
+        return tl.sum(codes * v[:, None, :], 2)
+    else:
+        hidden, _ = activate(tl.sum(codes * v[:, None, :], 0), NET)
+        return tl.sum(codes * hidden[None, :, :], 2)
+
+
+@triton.jit
+def column_backward(codes, grad_codes, v, grad, NET: tl.constexpr, WITH_V: tl.constexpr):
+    """`grad_codes` with one dim's part added, and that dim of v's gradient (HP, BK) if WITH_V."""
+    grad_v = 0.0
+    if NET == "linear":
+        grad_codes += grad[:, :, None] * v[:, None, :]
+        if WITH_V:
+            grad_v = tl.sum(codes * grad[:, :, None], 1)
+    else:
+        hidden, slope = activate(tl.sum(codes * v[:, None, :], 0), NET)
+        grad_mixed = tl.sum(codes * grad[:, :, None], 0) * slope
+        grad_codes += grad[:, :, None] * hidden[None, :, :] + grad_mixed[None, :, :] * v[:, None, :]
+        if WITH_V:
+            grad_v = tl.sum(codes * grad_mixed[None, :, :], 1)
+    return grad_codes, grad_v
+
+
+@triton.jit
 def value_forward(
     codes,
     v_lines,
+    v_d,
     v_there,
     total,
     out_lines,
@@ -111,9 +135,9 @@ def value_forward(
         for start in range(0, DV, DVC):
             here = start + dims
             if NET == "linear":
-                part = multiply(z, chunk(v_lines, v_there, here, DV, "hld"), PRECISION)
+                part = multiply(z, chunk(v_lines, v_d, v_there, here, DV, "hld"), PRECISION)
             else:
-                v = chunk(v_lines, v_there, here, DV, "lhd")
+                v = chunk(v_lines, v_d, v_there, here, DV, "lhd")
                 hidden, _ = activate(multiply(tl.permute(z, (2, 1, 0)), v, PRECISION), NET)
                 hidden = tl.permute(hidden.to(z.dtype), (1, 0, 2))
                 part = multiply(tl.permute(z, (1, 0, 2)), hidden, PRECISION)
@@ -121,15 +145,15 @@ def value_forward(
                 total += part
             else:
                 store_chunk(out_lines, out_there, here, DV, part, True, "hld" if NET == "linear" else "lhd")
-    else:
+    elif DV <= DVC:
         for d in range(DV):
-            v = column(v_lines, v_there, d)
-            if NET == "linear":
-                part = tl.sum(codes * v[:, None, :], 2)
-            else:
-                hidden, _ = activate(tl.sum(codes * v[:, None, :], 0), NET)
-                part = tl.sum(codes * hidden[None, :, :], 2)
-            total = put_column(total, dims, d, part)
+            total = put_column(total, dims, d, column_forward(codes, column(v_lines, v_d, v_there, d), NET))
+    else:
+        for start in range(0, DV, DVC):
+            part = tl.zeros(total.shape, tl.float32)
+            for d in range(start, tl.minimum(start + DVC, DV)):
+                part = put_column(part, dims, d - start, column_forward(codes, column(v_lines, v_d, v_there, d), NET))
+            store_chunk(out_lines, out_there, start + dims, DV, part, True, "hld")
     return total
 
 
@@ -137,8 +161,10 @@ def value_forward(
 def value_backward(
     codes,
     v_lines,
+    v_d,
     v_there,
     grad_lines,
+    grad_d,
     grad_there,
     total,
     grad_v_lines,
@@ -157,8 +183,8 @@ def value_backward(
         if NET == "linear":
             for start in range(0, DV, DVC):
                 here = start + dims
-                grad = chunk(grad_lines, grad_there, here, DV, "hld")
-                v = chunk(v_lines, v_there, here, DV, "hdl")
+                grad = chunk(grad_lines, grad_d, grad_there, here, DV, "hld")
+                v = chunk(v_lines, v_d, v_there, here, DV, "hdl")
                 grad_codes += multiply(grad, v, PRECISION)
                 if WITH_V:
                     part = multiply(tl.permute(z, (0, 2, 1)), grad, PRECISION)
@@ -171,8 +197,8 @@ def value_backward(
             by_key = tl.zeros((codes.shape[2], codes.shape[1], codes.shape[0]), tl.float32)
             for start in range(0, DV, DVC):
                 here = start + dims
-                grad = chunk(grad_lines, grad_there, here, DV, "lhd")
-                v = chunk(v_lines, v_there, here, DV, "lhd")
+                grad = chunk(grad_lines, grad_d, grad_there, here, DV, "lhd")
+                v = chunk(v_lines, v_d, v_there, here, DV, "lhd")
                 mixed = multiply(tl.permute(z, (2, 1, 0)), v, PRECISION)  # (BK, BQ, DVC)
                 hidden, slope = activate(mixed, NET)
                 hidden = tl.permute(hidden.to(z.dtype), (1, 2, 0))
@@ -187,18 +213,20 @@ def value_backward(
                     else:
                         store_chunk(grad_v_lines, v_there, here, DV, part, True, "lhd")
             grad_codes = tl.permute(by_query, (1, 0, 2)) + tl.permute(by_key, (2, 1, 0))
-    else:
+    elif DV <= DVC or not WITH_V:
         for d in range(DV):
-            v = column(v_lines, v_there, d)
-            grad = column(grad_lines, grad_there, d)
-            if NET == "linear":
-                grad_codes += grad[:, :, None] * v[:, None, :]
-                if WITH_V:
-                    total = put_column(total, dims, d, tl.sum(codes * grad[:, :, None], 1))
-            else:
-                hidden, slope = activate(tl.sum(codes * v[:, None, :], 0), NET)
-                grad_mixed = tl.sum(codes * grad[:, :, None], 0) * slope
-                grad_codes += grad[:, :, None] * hidden[None, :, :] + grad_mixed[None, :, :] * v[:, None, :]
-                if WITH_V:
-                    total = put_column(total, dims, d, tl.sum(codes * grad_mixed[None, :, :], 1))
+            v = column(v_lines, v_d, v_there, d)
+            grad = column(grad_lines, grad_d, grad_there, d)
+            grad_codes, part = column_backward(codes, grad_codes, v, grad, NET, WITH_V)
+            if WITH_V:
+                total = put_column(total, dims, d, part)
+    else:
+        for start in range(0, DV, DVC):
+            chunk_total = tl.zeros(total.shape, tl.float32)
+            for d in range(start, tl.minimum(start + DVC, DV)):
+                v = column(v_lines, v_d, v_there, d)
+                grad = column(grad_lines, grad_d, grad_there, d)
+                grad_codes, part = column_backward(codes, grad_codes, v, grad, NET, WITH_V)
+                chunk_total = put_column(chunk_total, dims, d - start, part)
+            store_chunk(grad_v_lines, v_there, start + dims, DV, chunk_total, True, "hld")
     return grad_codes, total

@@ -81,10 +81,15 @@ def _choose_automatically(problem: Problem) -> BackendChoice:
     rejected: dict[str, str] = {}
     for name in ("triton", "cpu"):
         why = CANDIDATES[name](problem)
+        if why is None and name == "triton":
+            why = gpu.avoided(problem)
         if why is None:
             rest = {other: f"{name} is faster here" for other in CANDIDATES if other != name and other not in rejected}
             return _announce(BackendChoice(name, _reason(problem), {**rejected, **rest}))
         rejected[name] = why
+    if gpu.has_no_kernels(problem.device):
+        reason = "the fused kernels are for CPUs and NVIDIA GPUs; this one serves any device with bounded memory"
+        return _announce(BackendChoice("chunked", reason, {**rejected, "reference": reason}), logging.WARNING)
     linear = problem.value_net == "linear"
     per_pair = problem.heads if linear else max(problem.heads, problem.v_width)
     if problem.pooling == "max":
@@ -112,12 +117,12 @@ def _reason(problem: Problem) -> str:
     return f"fused kernel for {problem.device}"
 
 
-_announced: set[str] = set()
+_announced: set[tuple[str, int]] = set()
 
 
-def _announce(choice: BackendChoice) -> BackendChoice:
+def _announce(choice: BackendChoice, level: int = logging.INFO) -> BackendChoice:
     """Logged once per backend and process; silent while torch.compile traces, which cannot log."""
-    if not torch.compiler.is_compiling() and choice.name not in _announced:
-        _announced.add(choice.name)
-        logger.info("hyper_attention uses the %s backend: %s", choice.name, choice.reason)
+    if not torch.compiler.is_compiling() and (choice.name, level) not in _announced:
+        _announced.add((choice.name, level))
+        logger.log(level, "hyper_attention uses the %s backend: %s", choice.name, choice.reason)
     return choice

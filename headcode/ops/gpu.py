@@ -26,7 +26,7 @@ NETS = ("linear", "deep_linear", "relu", "gelu", "silu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_HEADS = 64
 MOST_WIDTH = 128
-OLDEST_CAPABILITY = (8, 0)
+OLDEST_CAPABILITY = 8
 
 # Found out once: torch.compile can trace neither package searches nor the environment.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
@@ -64,10 +64,16 @@ def _wrong_device(device: str) -> str | None:
         return f"it runs on NVIDIA GPUs, and the tensors are on {what}"
     if INTERPRETED:
         return "TRITON_INTERPRET=1 makes it run on the CPU, and the tensors are on cuda"
-    capability = torch.cuda.get_device_capability()
-    if capability < OLDEST_CAPABILITY:
-        return f"it needs compute capability 8.0 or above, and this GPU has {capability[0]}.{capability[1]}"
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    if properties.major < OLDEST_CAPABILITY:
+        capability = f"{properties.major}.{properties.minor}"
+        return f"it needs compute capability {OLDEST_CAPABILITY}.0 or above, and this GPU has {capability}"
     return None
+
+
+def avoided(problem: Problem) -> str | None:
+    """Why `auto` does not take this backend although it can serve, or None."""
+    return "Triton's interpreter is for checks; ask for backend='triton' by name" if problem.device == "cpu" else None
 
 
 def has_no_kernels(device: str) -> bool:
@@ -136,7 +142,7 @@ def backward(
             torch.sum(grad.float() * out.float(), -1, out=call.delta)
     if options["pooling"] == "mean":
         grad = (grad / key_count(q, k, mask, options)).to(grad.dtype)
-    call.grad = last_axis_dense(grad)
+    call.grad = call.laid_out(grad, call.v_wide)
     if options["norm"] == "softmax" and options["value_net"] != "linear":
         call.run("delta")
     call.run("query", grad_q=grad_q)
@@ -150,20 +156,7 @@ def _call(
 ) -> GpuCall:
     from headcode.ops._gpu_plan import GpuCall
 
-    return GpuCall(
-        last_axis_dense(q),
-        last_axis_dense(k),
-        last_axis_dense(v),
-        mask,
-        None if band is None else last_axis_dense(band),
-        saved,
-        options,
-    )
-
-
-def last_axis_dense(t: Tensor) -> Tensor:
-    """The kernels take any strides but the last one, which is 1."""
-    return t if t.stride(-1) == 1 else t.contiguous()
+    return GpuCall(q, k, v, mask, None if band is None else band.contiguous(), saved, options)
 
 
 def key_count(q: Tensor, k: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
