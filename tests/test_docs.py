@@ -1,9 +1,12 @@
-"""Every Python block of the README and the docs runs, and so does every example in a docstring."""
+"""README and docs hold: every block runs or says why not, every link leads somewhere, every docstring is right."""
 
 import doctest
 import importlib
+import os
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,18 +14,98 @@ import pytest
 import headcode
 
 ROOT = Path(__file__).parents[1]
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PAGES = [
-    page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if BLOCK.search(page.read_text())
-]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# A block, with the reason that may stand in a comment on the line before it.
+BLOCK = re.compile(r"^(?:<!-- not run: (?P<reason>.+?) -->\n)?```(?P<kind>\w+)[^\n]*\n(?P<code>.*?)^```", re.M | re.S)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def blocks(page, *kinds):
+    """The blocks of a page of these kinds that are to be run."""
+    found = BLOCK.finditer(page.read_text(encoding="utf-8"))
+    return [block["code"] for block in found if block["kind"] in kinds and not block["reason"]]
+
+
+def identify(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=identify)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
-    for block in BLOCK.findall(page.read_text()):
+    for block in blocks(page, "python"):
         exec(compile(block, str(page), "exec"), names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh", "bash")], ids=identify)
+def test_commands_run(page, tmp_path):
+    """In an empty folder, one block after the other, as a reader would."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for block in blocks(page, "sh", "bash"):
+        ran = subprocess.run(
+            ["bash", "-e", "-c", block],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "2"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert ran.returncode == 0, f"{block}\n{ran.stdout[-2000:]}\n{ran.stderr[-2000:]}"
+
+
+def test_blocks_that_do_not_run_say_why(capsys):
+    reasons = {
+        f"{identify(page)}: {block['reason']}"
+        for page in PAGES
+        for block in BLOCK.finditer(page.read_text(encoding="utf-8"))
+        if block["reason"]
+    }
+    total = sum(len(blocks(page, "python", "sh", "bash")) for page in PAGES)
+    with capsys.disabled():
+        print(f"\n{total} blocks of the docs are run, {len(reasons)} are not:", *sorted(reasons), sep="\n  ")
+    assert total > 20
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identify)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    for target in LINK.findall(text):
+        if target.startswith(("https://", "http://")):
+            continue
+        file, _, anchor = target.partition("#")
+        found = page if not file else page.parent / file
+        assert found.exists(), f"{identify(page)} links to {target}"
+        if anchor and found.suffix == ".md":
+            assert anchor in headings(found.read_text(encoding="utf-8")), f"{identify(page)} links to {target}"
+
+
+def headings(text):
+    """The anchors that a page's headings get."""
+    titles = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", title.lower()).strip()) for title in titles}
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs", reason="the site needs the extra headcode[docs]")
+    ran = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0 and "WARNING" not in ran.stderr, ran.stderr[-3000:]
+    pages = list((tmp_path / "site").glob("*.html"))
+    assert len(pages) > 10
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        fetched = re.findall(r'<(?:script|link|img|iframe)[^>]*?(?:src|href)="(https?:[^"]+)"', text)
+        assert not fetched, f"{page.name} fetches {fetched[0]}"
+        for target in re.findall(r'href="([^"#:]+)(?:#[^"]*)?"', text):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
 # Importing these would run a program.
