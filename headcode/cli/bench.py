@@ -1,4 +1,4 @@
-"""Measure: `ops` times the attention backends, `train` a whole training step, `tasks` the generators of puzzles.
+"""Measure: `ops` times the attention backends, `train` a training step, `lm` language models, `tasks` the puzzles.
 
 Example: headcode bench ops --out bench
 """
@@ -14,6 +14,7 @@ KINDS = {
         "Time, ratio and memory of every backend of the op; cost against length.",
     ),
     "train": ("headcode.bench.train", "Train", "A training step against plain eager PyTorch, and where its time goes."),
+    "lm": ("headcode.bench.lm", "Lm", "Tokens per second of language models against a Hugging Face Llama."),
     "tasks": ("headcode.bench.tasks", "Tasks", "Speed, ceilings, ambiguity and baselines of the tasks."),
 }
 
@@ -34,4 +35,4 @@ def parse(arguments: Sequence[str]) -> Any:
 
 def _overview() -> str:
     lines = [f"  {kind:<7}{purpose}" for kind, (_, _, purpose) in KINDS.items()]
-    return "\n".join(["usage: headcode bench {ops,train,tasks} [options]", "", (__doc__ or "").strip(), "", *lines])
+    return "\n".join([f"usage: headcode bench {{{','.join(KINDS)}}} [options]", "", (__doc__ or "").strip(), "", *lines])

@@ -187,3 +187,32 @@ def test_a_write_that_is_cut_short(processes, whole, tmp_path):
     process.join(300)
     assert process.exitcode == 0, log.read_text()
     assert_same(whole, run)
+
+
+TEXT_RUN = (
+    "train lm --tokenizer bytes --context 16 --num-layers 2 --dim 32 --qk-dim 16 --v-dim 16 --mlp-dim 32 "
+    "--batch-size 30 --backend reference --threads 1 --steps 200 --log-every 7 --eval-every 30 --eval-size 8 "
+    "--checkpoint-every 9"
+)
+
+
+def test_kills_in_the_middle_of_epochs_of_text(processes, tmp_path, monkeypatch):
+    """SIGKILL four times; an epoch is 57.5 batches, and a resumed run reads the very next window of it."""
+    (tmp_path / "text.txt").write_text("".join(f"{n} times {n} is {n * n}.\n" for n in range(1430)))
+    monkeypatch.setenv("HEADCODE_TEXTS", str(tmp_path / "texts"))
+    arguments = [*TEXT_RUN.split(), "--text", str(tmp_path / "text.txt")]
+    main_run, run, log = tmp_path / "whole", tmp_path / "run", tmp_path / "log"
+    process = processes([*arguments, "--out", str(main_run)], log)
+    process.join(300)
+    assert process.exitcode == 0, log.read_text()
+    for goal in (9, 54, 63, 135):
+        process = processes(["resume", str(run)] if run.is_dir() else [*arguments, "--out", str(run)], log)
+        assert wait_for(lambda goal=goal: newest_step(run) >= goal, process)
+        process.kill()
+        process.join()
+    process = processes(["resume", str(run)], log)
+    process.join(300)
+    assert process.exitcode == 0, log.read_text()
+    assert_same(main_run, run)
+    starts = [start["step"] for start in json.loads((run / "environment.json").read_text())["starts"]]
+    assert len(starts) == 5 and starts[1:] >= [9, 54, 63, 135]

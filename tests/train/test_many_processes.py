@@ -149,3 +149,34 @@ def test_a_killed_process_restarts_the_group_from_the_last_checkpoint(tmp_path, 
     starts = json.loads((tmp_path / "broken" / "environment.json").read_text())["starts"]
     assert len(starts) == 2 and starts[1]["step"] >= 40
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
+
+
+def test_two_processes_read_the_text_of_one(tmp_path, monkeypatch):
+    """The windows of a step do not depend on how many processes share them, and one of them prepares the text."""
+    (tmp_path / "text.txt").write_text("".join(f"{n} times {n} is {n * n}.\n" for n in range(300)))
+    monkeypatch.setitem(ENVIRONMENT, "HEADCODE_TEXTS", str(tmp_path / "texts"))
+    sizes = "--tokenizer bytes --context 16 --num-layers 2 --dim 10 --num-heads 2 --qk-dim 8 --v-dim 6 --mlp-dim 11"
+    # In float64, so that sums in another order stay far below what another window would change.
+    rest = "--batch-size 12 --backend reference --threads 1 --steps 20 --log-every 5 --eval-size 9 --eval-batch-size 2"
+    arguments = [
+        "train",
+        "lm",
+        *sizes.split(),
+        *rest.split(),
+        "--precision",
+        "float64",
+        "--text",
+        str(tmp_path / "text.txt"),
+    ]
+    done = finish(torchrun(2, [*arguments, "--out", str(tmp_path / "two")]))
+    assert done.stdout.count("hyla on lm") == 1 and done.stderr.count("tokens of train") == 1
+    finish([sys.executable, "-m", "headcode", *arguments, "--out", str(tmp_path / "one")])
+    one, two = weights(tmp_path / "one", 20), weights(tmp_path / "two", 20)
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=0, atol=1e-9)
+    records = [
+        [json.loads(line) for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
+        for run in ("one", "two")
+    ]
+    for first, second in zip(*records, strict=True):
+        assert first["step"] == second["step"] and first["loss"] == pytest.approx(second["loss"], rel=1e-10)
