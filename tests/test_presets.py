@@ -11,8 +11,8 @@ from headcode.tasks import FuzzyLogic
 def test_every_preset_survives_its_file(name):
     config = preset(name)
     assert RunConfig.from_json(config.to_json()) == config
-    # What every published run used; the fast recipe is ours.
-    assert config.model.attention_dropout == (0.0 if name == "sraven-fast" else 0.1)
+    # What every published run used; the fast recipe and two sizes of language models are ours.
+    assert config.model.attention_dropout == (0.0 if name in ("sraven-fast", "lm-small", "lm-paper") else 0.1)
     assert PRESETS[name].__doc__
 
 
@@ -56,7 +56,7 @@ def test_mistakes_are_sentences():
         override(preset("logic"), num_values=3)
     with pytest.raises(ValueError, match="batch_size must be divisible by accumulate, got 128 and 3"):
         override(preset("logic"), accumulate=3)
-    with pytest.raises(ValueError, match=r"must have a name out of logic, sraven, got 'chess'"):
+    with pytest.raises(ValueError, match=r"must have a name out of logic, sraven, lm, got 'chess'"):
         RunConfig.from_dict({**preset("logic").to_dict(), "task": {"name": "chess"}})
     with pytest.raises(ValueError, match="The model does not fit the task: max_length must be 32, got 16"):
         RunConfig(task=FuzzyLogic(), model=model_for(FuzzyLogic(num_points=16)))

@@ -1,8 +1,8 @@
 """Tokens per second of language models, in training and in decoding, against a Hugging Face Llama of the same size.
 
 All in one run, in turns. Training is a whole step (forward, backward, AdamW) on random tokens; decoding is one
-sequence, token by token with a cache, greedy. Ours is timed by `headcode.nn.generate` and once more through Hugging Face's own
-`generate()`, which the Llama uses.
+sequence, token by token with a cache, greedy. Ours is timed by `headcode.nn.generate` and once more through Hugging
+Face's own `generate()`, which the Llama uses.
 
 Example: headcode bench lm --rounds 5 --out docs/bench-lm.md
 """

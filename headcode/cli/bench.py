@@ -35,4 +35,5 @@ def parse(arguments: Sequence[str]) -> Any:
 
 def _overview() -> str:
     lines = [f"  {kind:<7}{purpose}" for kind, (_, _, purpose) in KINDS.items()]
-    return "\n".join([f"usage: headcode bench {{{','.join(KINDS)}}} [options]", "", (__doc__ or "").strip(), "", *lines])
+    usage = f"usage: headcode bench {{{','.join(KINDS)}}} [options]"
+    return "\n".join([usage, "", (__doc__ or "").strip(), "", *lines])
