@@ -25,6 +25,7 @@ COMMANDS = {
     "puzzle": "Look at one instance of a task: terminal, PNG, SVG.",
     "export": "Write a split as Parquet, JSONL, NPZ or text prompts.",
     "report": "One HTML page about a run, or comparing several.",
+    "explore": "See codes decide, in the browser: a local web app.",
     "bench": "Measure the attention backends or the tasks.",
     "info": "Parameters, shapes and FLOPs of a checkpoint.",
 }

@@ -1,0 +1,302 @@
+"""The plots, as plain dictionaries for plotly; colours of text and lines come from the page's style sheet."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Figure = dict[str, Any]
+
+BLUE, ORANGE, GREEN, GREY = "#2f7fd1", "#d9691e", "#2a9d5c", "#98a1b0"
+RULE_COLOURS = ("#8a93a3", "#2f7fd1", "#6bb7f0", "#d9691e", "#f2a35e", "#2a9d5c", "#b455b6", "#c7a500")
+SIGNED = [[0.0, "#b4531a"], [0.25, "#eba876"], [0.5, "#f7f7f5"], [0.75, "#7fb3e0"], [1.0, "#1f5f9e"]]
+HEIGHT = [[0.0, "#1d2e5c"], [0.35, "#2f7fa8"], [0.65, "#5cc0a0"], [1.0, "#f6e27a"]]
+HEIGHTS = {"bars": 180, "sheet": 190, "codes": 360, "network": 280, "surface": 260}
+FONT = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif", "size": 12, "color": GREY}
+
+
+def _figure(data: list[dict[str, Any]], height: int, revision: str = "", **layout: Any) -> Figure:
+    plain = {
+        "height": height,
+        "margin": {"l": 40, "r": 8, "t": 8, "b": 32},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": FONT,
+        "showlegend": False,
+        "hovermode": "closest",
+        "dragmode": False,
+        "uirevision": revision,
+        "hoverlabel": {"font": {"family": FONT["family"], "size": 12}},
+    }
+    return {"data": data, "layout": {**plain, **layout}}
+
+
+def empty(height: int, words: str = "") -> Figure:
+    """No data: a sentence in the middle."""
+    note = {"text": words, "showarrow": False, "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper"}
+    nothing = {"visible": False, "fixedrange": True}
+    return _figure([], height, annotations=[note] if words else [], xaxis=nothing, yaxis=nothing)
+
+
+def _axis(**more: Any) -> dict[str, Any]:
+    return {"fixedrange": True, "zeroline": False, "showgrid": False, "ticks": "", "automargin": False, **more}
+
+
+def code_bars(code: np.ndarray, donor: np.ndarray | None) -> Figure:
+    """The code, one bar a head; a donor's code as rings."""
+    heads = list(range(1, len(code) + 1))
+    bars = {
+        "type": "bar",
+        "x": heads,
+        "y": _round(code),
+        "marker": {"color": [BLUE if z >= 0 else ORANGE for z in code]},
+        "hovertemplate": "head %{x}: %{y:.3f}<extra></extra>",
+    }
+    data: list[dict[str, Any]] = [bars]
+    if donor is not None:
+        ring = {"symbol": "circle-open", "size": 9, "color": GREEN, "line": {"width": 2}}
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "x": heads,
+                "y": _round(donor),
+                "marker": ring,
+                "hovertemplate": "donor, head %{x}: %{y:.3f}<extra></extra>",
+            }
+        )
+    every = 1 if len(heads) <= 16 else -(-len(heads) // 12)
+    return _figure(
+        data,
+        HEIGHTS["bars"],
+        xaxis=_axis(title={"text": "head", "standoff": 4}, dtick=every, tick0=1),
+        yaxis=_axis(showgrid=True, zeroline=True, nticks=5),
+        bargap=0.25,
+    )
+
+
+def code_sheet(codes: np.ndarray, names: Sequence[str], key: int) -> Figure:
+    """The codes of one query to all keys, (H, key): a column is a code; the chosen key is framed."""
+    limit = float(np.abs(codes).max()) or 1.0
+    sheet = {
+        "type": "heatmap",
+        "z": [_round(row) for row in codes],
+        "x": list(range(codes.shape[1])),
+        "y": list(range(1, len(codes) + 1)),
+        "customdata": [list(names) for _ in codes],
+        "colorscale": SIGNED,
+        "zmin": -limit,
+        "zmax": limit,
+        "showscale": False,
+        "hovertemplate": "%{customdata}<br>head %{y}: %{z:.3f}<extra></extra>",
+    }
+    frame = {
+        "type": "rect",
+        "x0": key - 0.5,
+        "x1": key + 0.5,
+        "y0": 0.5,
+        "y1": len(codes) + 0.5,
+        "line": {"color": ORANGE, "width": 2.5},
+    }
+    return _figure(
+        [sheet],
+        HEIGHTS["sheet"],
+        xaxis=_axis(title={"text": "key (click one)", "standoff": 4}, nticks=10),
+        yaxis=_axis(title={"text": "head", "standoff": 2}, nticks=5, autorange="reversed"),
+        shapes=[frame],
+    )
+
+
+def map_of_codes(
+    points: np.ndarray,
+    groups: Sequence[tuple[str, str, np.ndarray]],
+    words: Sequence[str],
+    shares: tuple[float, float],
+    here: np.ndarray | None,
+    donor: np.ndarray | None,
+) -> Figure:
+    """Points (N, 2) in named, coloured groups (name, colour, rows); a star is the code that is looked at."""
+    data: list[dict[str, Any]] = []
+    for name, colour, rows in groups:
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": name,
+                "x": _round(points[rows, 0]),
+                "y": _round(points[rows, 1]),
+                "customdata": [int(row) for row in rows],
+                "text": [words[row] for row in rows],
+                "marker": {"size": 8, "color": colour, "opacity": 0.85, "line": {"width": 0.5, "color": "#ffffff"}},
+                "hovertemplate": "%{text}<extra></extra>",
+            }
+        )
+    for place, name, colour, symbol in ((donor, "donor", GREEN, "diamond"), (here, "this code", "#e0245e", "star")):
+        if place is not None:
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": name,
+                    "x": _round(place[:1]),
+                    "y": _round(place[1:]),
+                    "marker": {"size": 18, "symbol": symbol, "color": colour, "line": {"width": 1.5, "color": "#fff"}},
+                    "hovertemplate": f"{name}<extra></extra>",
+                }
+            )
+    titles = [f"direction {i + 1} ({share:.0%} of the variance)" for i, share in enumerate(shares)]
+    return _figure(
+        data,
+        HEIGHTS["codes"],
+        showlegend=len(data) <= 12,
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "y": 1.02,
+            "yanchor": "bottom",
+            "itemclick": False,
+            "itemsizing": "constant",
+        },
+        margin={"l": 28, "r": 8, "t": 64, "b": 28},
+        xaxis=_axis(title={"text": titles[0], "standoff": 6}, showticklabels=False, zeroline=True),
+        yaxis=_axis(title={"text": titles[1], "standoff": 6}, showticklabels=False, zeroline=True),
+    )
+
+
+def shaded_map(
+    points: np.ndarray,
+    values: np.ndarray,
+    title: str,
+    words: Sequence[str],
+    shares: tuple[float, float],
+    here: np.ndarray | None,
+    donor: np.ndarray | None,
+) -> Figure:
+    """A map whose points are coloured by a number from 0 to 1."""
+    figure = map_of_codes(points, [("", GREY, np.arange(len(points)))], words, shares, here, donor)
+    scale = {"title": {"text": title, "side": "right"}, "thickness": 10, "outlinewidth": 0, "len": 0.9}
+    figure["data"][0]["marker"] |= {
+        "color": _round(values),
+        "colorscale": HEIGHT,
+        "cmin": 0,
+        "cmax": 1,
+        "showscale": True,
+        "colorbar": scale,
+    }
+    figure["layout"] |= {"showlegend": False, "margin": {"l": 28, "r": 8, "t": 8, "b": 28}}
+    return figure
+
+
+def networks(weights: Sequence[np.ndarray]) -> Figure:
+    """The generated weights: one matrix, or the two layers above each other, outputs and inputs along the width."""
+    data: list[dict[str, Any]] = []
+    layout: dict[str, Any] = {}
+    two = len(weights) > 1
+    shown = [weights[0], weights[1].T] if two else [weights[0]]
+    titles = ("W₁, from the key's token (columns) to the hidden units", "W₂, from the hidden units to the output")
+    for index, matrix in enumerate(shown):
+        limit = float(np.abs(matrix).max()) or 1.0
+        suffix = "" if index == 0 else "2"
+        hover = "input %{x}, output %{y}" if not two else ("input %{x}, hidden %{y}", "hidden %{y}, output %{x}")[index]
+        data.append(
+            {
+                "type": "heatmap",
+                "z": [_round(row, 4) for row in matrix],
+                "colorscale": SIGNED,
+                "zmin": -limit,
+                "zmax": limit,
+                "showscale": False,
+                "xaxis": f"x{suffix}",
+                "yaxis": f"y{suffix}",
+                "hovertemplate": hover + ": %{z:.3f}<extra></extra>",
+            }
+        )
+        domain = [0, 1] if not two else ([0.56, 0.94], [0, 0.38])[index]
+        layout[f"xaxis{suffix}"] = _axis(anchor=f"y{suffix}", nticks=9, showticklabels=index == len(shown) - 1)
+        layout[f"yaxis{suffix}"] = _axis(domain=domain, nticks=5, autorange="reversed", anchor=f"x{suffix}")
+    if two:
+        layout["annotations"] = [
+            {"text": title, "x": 0, "y": y, "xref": "paper", "yref": "paper", "showarrow": False, "yanchor": "bottom"}
+            for title, y in zip(titles, (0.95, 0.39), strict=True)
+        ]
+    else:
+        layout["xaxis"]["title"] = {"text": "from the key's token", "standoff": 4}
+        layout["yaxis"]["title"] = {"text": "to the output", "standoff": 2}
+    return _figure(data, HEIGHTS["network"], **layout)
+
+
+def surfaces(
+    pictures: Sequence[tuple[str, np.ndarray, np.ndarray]],
+    names: tuple[str, str],
+    points: np.ndarray,
+    levels: np.ndarray,
+    hidden: tuple[float, float],
+) -> Figure:
+    """Functions (title, places, values) over two variables side by side, with the context's points and the hidden one
+    as a star; a click moves it."""
+    top = max(float(values.max()) for _, _, values in pictures)
+    scale = {"colorscale": HEIGHT, "cmin": 0, "cmax": max(top, float(levels.max()))}
+    data: list[dict[str, Any]] = []
+    layout: dict[str, Any] = {"annotations": []}
+    for index, (title, places, values) in enumerate(pictures):
+        suffix = "" if index == 0 else str(index + 1)
+        axes = {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
+        ground = {
+            "type": "heatmap",
+            "x": _round(places),
+            "y": _round(places),
+            "z": [_round(row) for row in values],
+            "colorscale": HEIGHT,
+            "zmin": 0,
+            "zmax": scale["cmax"],
+            "zsmooth": "best",
+            "showscale": False,
+            "hovertemplate": "%{x:.2f}, %{y:.2f}: %{z:.3f}<extra></extra>",
+        }
+        context = {
+            "type": "scatter",
+            "mode": "markers",
+            "x": _round(points[:, 0]),
+            "y": _round(points[:, 1]),
+            "text": _round(levels),
+            "marker": {"size": 6, "color": _round(levels), **scale, "line": {"width": 1, "color": "#ffffff"}},
+            "hovertemplate": "context point, f = %{text}<extra></extra>",
+        }
+        star = {"size": 17, "symbol": "star", "color": "#e0245e", "line": {"width": 1.5, "color": "#ffffff"}}
+        target = {
+            "type": "scatter",
+            "mode": "markers",
+            "x": _round(hidden[:1]),
+            "y": _round(hidden[1:]),
+            "marker": star,
+            "hovertemplate": "the hidden point<extra></extra>",
+        }
+        data += [{**each, **axes} for each in (ground, context, target)]
+        domain = [0, 0.47] if index == 0 else [0.53, 1]
+        layout[f"xaxis{suffix}"] = _axis(
+            title={"text": names[0], "standoff": 4}, range=[0, 1], dtick=0.5, domain=domain, anchor=f"y{suffix}"
+        )
+        layout[f"yaxis{suffix}"] = _axis(
+            title={"text": names[1] if index == 0 else "", "standoff": 4},
+            range=[0, 1],
+            dtick=0.5,
+            anchor=f"x{suffix}",
+            showticklabels=index == 0,
+        )
+        layout["annotations"].append(
+            {
+                "text": title,
+                "x": domain[0],
+                "y": 1.02,
+                "xref": "paper",
+                "yref": "paper",
+                "showarrow": False,
+                "xanchor": "left",
+                "yanchor": "bottom",
+            }
+        )
+    return _figure(data, HEIGHTS["surface"], margin={"l": 40, "r": 8, "t": 26, "b": 34}, **layout)
+
+
+def _round(values: Any, digits: int = 3) -> list[float]:
+    return [round(float(value), digits) for value in values]
