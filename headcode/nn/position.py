@@ -62,10 +62,14 @@ class RelativeBias(nn.Module):
 
     def forward(self, num_queries: int, num_keys: int, query_offset: int) -> Tensor:
         """The band (H, Tq+Tk-1) that `hyper_attention` takes; query i stands at position `query_offset + i`."""
+        return self.table[:, self.places(num_queries, num_keys, query_offset)]
+
+    def places(self, num_queries: int, num_keys: int, query_offset: int) -> Tensor:
+        """The bucket of each entry of the band (Tq+Tk-1)."""
         length = max(num_queries + num_keys - 1, 0)
         last = query_offset + num_queries - 1
         distances = last - torch.arange(length, device=self.table.device)
-        return self.table[:, self.buckets[distances.clamp(0, self.num_buckets)]]
+        return self.buckets[distances.clamp(0, self.num_buckets)]
 
 
 def rotate(x: Tensor, first_position: int, base: float = 10_000.0) -> Tensor:

@@ -11,6 +11,7 @@ from headcode.nn.cache import DecodingCache, FastWeightState, KeyValueCache, Lay
 from headcode.nn.checks import check_answers, check_padding, check_queries, resolve_method, why_not_recurrent
 from headcode.nn.config import ModelConfig
 from headcode.nn.feedforward import FEEDFORWARDS
+from headcode.nn.fused import run_fused
 from headcode.nn.initialisation import reset_linear
 from headcode.nn.position import sinusoidal_positions
 
@@ -56,6 +57,23 @@ class TransformerBlock(nn.Module):
         context: Tensor | None = None,
     ) -> Tensor:
         """With `context` the tokens x, which follow it, attend to it by cross-attention, and not to one another."""
+        if cache is None and key_padding_mask is None and context is None:
+            out = run_fused(self, x, queries, dropout_seed)
+            if out is not None:
+                return out
+        return self.run_op_by_op(x, key_padding_mask, queries, cache, dropout_seed, use, context)
+
+    def run_op_by_op(
+        self,
+        x: Tensor,
+        key_padding_mask: Tensor | None = None,
+        queries: slice | None = None,
+        cache: LayerCache | None = None,
+        dropout_seed: int | None = None,
+        use: int = 0,
+        context: Tensor | None = None,
+    ) -> Tensor:
+        """`forward`, by way of its parts."""
         attended = self.attention(
             self.attention_norm(x),
             None if context is None else self.attention_norm(context),

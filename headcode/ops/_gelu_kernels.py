@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from headcode.jit import njit
+from headcode.ops._cpu_packing import stage
 from headcode.ops._simd import LANES, constant, load, muladd, store
 from headcode.ops._simd_math import add, divide, exp, maximum, multiply, subtract, where_positive
 
@@ -15,20 +16,27 @@ CUBIC = LINEAR * 0.044715
 FAR = 10.0
 
 
+@stage
+def value_and_slope(given, like):  # type: ignore[no-untyped-def]
+    """Of one vector; `like` is an array of its type."""
+    one, high = constant(like, 1.0), constant(like, FAR)
+    near = maximum(given, constant(like, -FAR))
+    near = where_positive(subtract(near, high), high, near)
+    square = multiply(near, near)
+    negated = multiply(
+        multiply(near, constant(like, -1.0)), muladd(square, constant(like, CUBIC), constant(like, LINEAR))
+    )
+    sigmoid = divide(one, add(one, exp(negated)))
+    # sigmoid + x · sigmoid · (1 - sigmoid) · du/dx
+    steepness = muladd(square, constant(like, 3 * CUBIC), constant(like, LINEAR))
+    rise = multiply(multiply(multiply(near, sigmoid), subtract(one, sigmoid)), steepness)
+    return multiply(given, sigmoid), add(sigmoid, rise)
+
+
 @njit(fastmath=False)
 def gelu_with_slope(x: np.ndarray, value: np.ndarray, slope: np.ndarray, start: int, stop: int) -> None:
     """Fill value[start:stop] and slope[start:stop]; whole vectors only."""
-    one, linear = constant(x, 1.0), constant(x, LINEAR)
-    low, high = constant(x, -FAR), constant(x, FAR)
-    cubic, triple, minus = constant(x, CUBIC), constant(x, 3 * CUBIC), constant(x, -1.0)
     for index in range(start, stop, LANES):
-        given = load(x, index)
-        near = maximum(given, low)
-        near = where_positive(subtract(near, high), high, near)
-        square = multiply(near, near)
-        negated = multiply(multiply(near, minus), muladd(square, cubic, linear))
-        sigmoid = divide(one, add(one, exp(negated)))
-        store(value, index, multiply(given, sigmoid))
-        # sigmoid + x · sigmoid · (1 - sigmoid) · du/dx
-        rise = multiply(multiply(multiply(near, sigmoid), subtract(one, sigmoid)), muladd(square, triple, linear))
-        store(slope, index, add(sigmoid, rise))
+        result, rise = value_and_slope(load(x, index), x)
+        store(value, index, result)
+        store(slope, index, rise)

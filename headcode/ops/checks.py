@@ -66,7 +66,7 @@ def check_call(
             "value_net": value_net,
             "pooling": pooling,
             "dropout": dropout,
-            "dropout_seed": _seed(dropout, dropout_seed),
+            "dropout_seed": resolve_seed(dropout, dropout_seed),
             "query_offset": num_keys - num_queries if query_offset is None else _integer("query_offset", query_offset),
         },
     )
@@ -170,7 +170,8 @@ def four_axes(name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> Tenso
     return tensor.reshape(padded)
 
 
-def _seed(dropout: float, seed: int | None) -> int:
+def resolve_seed(dropout: float, seed: int | None) -> int:
+    """The seed itself; where none is given, one from torch's global generator if it is going to be used."""
     if seed is None:
         return int(torch.randint(2**63 - 1, ())) if dropout > 0 else 0
     seed = _integer("dropout_seed", seed)
