@@ -172,7 +172,7 @@ class _Sweep:
                 self._wait_for_other(run)
                 continue
             self._waiting.remove(run)
-            if run.hash in self._not_before and is_finished(run.folder, run.config):
+            if is_finished(run.folder, run.config):
                 self._finish(run, "was finished by another process")
                 continue
             return run
