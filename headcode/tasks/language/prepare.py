@@ -42,8 +42,10 @@ def prepare(
     if tokenizer == "bpe" and vocab_size < MIN_BPE:
         raise ValueError(f"A byte-level BPE has at least {MIN_BPE} tokens, got vocab_size={vocab_size}.")
     recipe = _recipe(source, tokenizer, vocab_size, validation, max_tokens)
+    if (found := find_recipe(recipe)) is not None:
+        return found
     with locked_store() as folder:
-        if (found := find_recipe(recipe)) is not None:
+        if (found := find_recipe(recipe)) is not None:  # another process made it while this one waited
             return found
         chosen = _tokenizer(source, tokenizer, vocab_size, validation, say)
         with ShardWriter(folder / f".prepare-{os.getpid()}", chosen) as writer:
