@@ -42,7 +42,7 @@ def sraven_base(scale: Scale) -> RunConfig:
     """smoke: seconds, and no result; laptop: 2 features in minutes; paper: the ×1 model on 10 million instances."""
     if scale == "paper":
         return preset("sraven")
-    steps, batch_size = (16, 16) if scale == "smoke" else (2500, 128)
+    steps, batch_size = (16, 16) if scale == "smoke" else (3000, 128)
     config = override(
         preset("sraven-fast"),
         num_features=2,
@@ -50,15 +50,14 @@ def sraven_base(scale: Scale) -> RunConfig:
         batch_size=batch_size,
         aligned=((0.0, 0.8), (0.5 * steps * batch_size, 0.0)),
         warmup_steps=100,
-        log_every=25,
-        eval_every=250,
-        eval_size=4096,
-        checkpoint_every=500,
+        eval_every=500,
+        eval_size=1024,
+        checkpoint_every=0,
     )
     if scale == "laptop":
         return config
     small = {"dim": 32, "num_heads": 4, "qk_dim": 16, "v_dim": 16, "mlp_dim": 32, "num_layers": 2}
-    return override(config, **small, log_every=4, eval_every=8, eval_size=128, checkpoint_every=0)
+    return override(config, **small, log_every=4, eval_every=8, eval_size=128)
 
 
 def seeds_of(scale: Scale) -> range:

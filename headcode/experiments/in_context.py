@@ -158,7 +158,8 @@ class InContext(Experiment):
             axes[0].set_title(f"contexts of N={largest}, cut short")
             self._draw_distances(study, axes[1], largest)
             self._draw_training(study, axes[2])
-            handles, labels = axes[0].get_legend_handles_labels()
+            entries = [axes[panel].get_legend_handles_labels() for panel in (0, 2)]
+            handles, labels = ([entry for pair in entries for entry in pair[part]] for part in (0, 1))
             figure.legend(handles, labels, loc="outside lower center", ncols=3)
             return save(figure, stem)
 
@@ -176,20 +177,20 @@ class InContext(Experiment):
 
     def _draw_training(self, study: Study, axes: Any) -> None:
         looks = study.extra["trained"]
-        for index, (key, words) in enumerate(
-            (("cosine", "cosine of sensitivities"), ("difference", "difference of predictions"))
+        for key, words, colour in (
+            ("cosine", "right: cosine of sensitivities", PALETTE[5]),
+            ("difference", "right: difference of predictions", PALETTE[6]),
         ):
             for seed in sorted({look["seed"] for look in looks}):
                 mine = [look for look in looks if look["seed"] == seed]
                 x, y = [look["step"] for look in mine], [look[key] for look in mine]
-                axes.plot(x, y, color=PALETTE[5 - index], linewidth=1, label=words if seed == 0 else None)
+                axes.plot(x, y, color=colour, linewidth=1, label=words if seed == 0 else None)
         axes.set_xscale("symlog", linthresh=1)
         axes.axhline(1, color=GREY, linewidth=0.6, zorder=0)
         axes.axhline(0, color=GREY, linewidth=0.6, zorder=0)
         axes.set(
             xlabel="training step", ylim=(-0.15, 2.2), title="one layer of linear attention\nagainst one gradient step"
         )
-        axes.legend(loc="center left")
 
     def _scores(self, study: Study, who: str, split: str, points: int, context: int) -> list[Row]:
         key = (who, split, points, context)

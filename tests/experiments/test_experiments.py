@@ -1,0 +1,184 @@
+"""Every experiment, from its runs to its figure, at smoke scale; and what the experiments compute, by hand."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from headcode.experiments import EXPERIMENTS, Mean, Study, _logic, _sraven, experiment, planned_runs, reproduce
+from headcode.experiments.base import compare
+from headcode.experiments.capacity import score_at_loss, step_flops, widened_to
+from headcode.presets import override, preset
+from headcode.sweep import SilentDisplay, config_hash
+from headcode.tasks import SRaven
+
+CHEAPEST = "sraven-ablation"
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """One folder, so that experiments share their runs as they do for a user."""
+    return tmp_path_factory.mktemp("experiments")
+
+
+def numbers_in(row):
+    """The numbers of a table's row in findings.json; a mean over seeds counts as its value."""
+    values = [cell["value"] if isinstance(cell, dict) else cell for cell in row.values()]
+    return [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
+
+
+def check(name, out):
+    outcome = reproduce(experiment(name), "smoke", out, threads=1, display=SilentDisplay(), say=lambda words: None)
+    folder = out / name / "smoke"
+    assert {path.suffix for path in outcome.files} >= {".csv", ".json", ".md", ".svg", ".png"}
+    for path in outcome.files:
+        assert path.parent == folder
+        assert path.stat().st_size > 100, path
+    picture = imread(folder / f"{name}.png")[..., :3]
+    inked = (picture < 0.98).any(-1).mean()
+    assert 0.005 < inked < 0.9, "a blank figure, or a black one"
+    found = json.loads((folder / "findings.json").read_text(encoding="utf-8"))
+    assert (found["experiment"], found["scale"]) == (name, "smoke")
+    assert found["runs"] == len(planned_runs(experiment(name), "smoke"))
+    assert found["selection"]
+    assert found["verdicts"]
+    assert {verdict["word"] for verdict in found["verdicts"]} <= {"supports", "disagrees", "cannot tell"}
+    assert found["tables"]
+    for table in found["tables"]:
+        assert table["rows"], table["title"]
+        for row in table["rows"]:
+            assert any(math.isfinite(value) for value in numbers_in(row)), (table["title"], row)
+    return found
+
+
+def test_the_cheapest_at_smoke_scale(out):
+    found = check(CHEAPEST, out)
+    (table,) = found["tables"]
+    assert [row["method"] for row in table["rows"]] == [
+        "softmax",
+        "linear_rms",
+        "hyla",
+        "hyla_deep_linear",
+        "oracle (ceiling)",
+    ]
+    ceiling = table["rows"][-1]
+    assert 0.9 < ceiling["compositional"] <= 1.0
+    for row in table["rows"][:-1]:
+        assert 0 <= row["compositional"]["value"] <= row["compositional, per feature"]["value"] < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != CHEAPEST])
+def test_every_experiment_at_smoke_scale(name, out):
+    check(name, out)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_names_and_words(name):
+    found = experiment(name)
+    assert found.name == name
+    for words in (found.title, found.question, found.claim, found.selection):
+        assert len(words) > 10
+
+
+def test_compare_seed_by_seed():
+    assert compare("s", {0: 0.5, 1: 0.75}, {0: 0.25, 1: 0.5}).holds is True
+    assert compare("s", {0: 0.5, 1: 0.25}, {0: 0.75, 1: 0.5}).holds is False
+    mixed = compare("s", {0: 0.5, 1: 0.75, 2: 0.5, 9: 1.0}, {0: 0.75, 1: 0.5, 2: 0.5, 8: 0.0})
+    assert mixed.holds is None
+    assert mixed.evidence == "difference +0.000 on average: -0.250 (seed 0), +0.250 (seed 1), +0.000 (seed 2)"
+    nothing = compare("s", {0: 0.5}, {1: 0.5})
+    assert (nothing.holds, nothing.word) == (None, "cannot tell")
+    assert compare("s", {0: 0.5}, {0: 0.25}).evidence.endswith("; 1 seed only")
+
+
+def test_intervals_by_hand():
+    """1, 2, 3: deviation 1, and Student's t with two degrees of freedom is 0.95 · √(2 / 0.0975) at 97.5 %."""
+    mean = Mean.of([1.0, 2.0, 3.0])
+    assert mean.value == 2.0
+    assert mean.half_width == pytest.approx(0.95 * math.sqrt(2 / 0.0975) / math.sqrt(3), rel=1e-9)
+    assert str(mean) == "2.000 ± 2.484"
+    assert Mean.of([0.5]) == Mean(0.5, None, 1, (0.5,))
+    assert math.isnan(Mean.of([0.5, None]).value)
+    assert (Mean.of([]).count, str(Mean.of([]))) == (0, "–")
+
+
+def test_score_where_the_loss_passes():
+    assert score_at_loss([4.0, 2.0, 1.0], [0.0, 0.5, 0.75], 1.5) == 0.625
+    assert score_at_loss([4.0, 2.0, 1.0], [0.0, 0.5, 0.75], 5.0) == 0.0
+    assert score_at_loss([4.0, 2.0, 3.0, 1.0], [0.0, 0.5, 0.9, 1.0], 2.0) == 0.5  # the first time counts
+    assert score_at_loss([4.0, 2.0], [0.0, 0.5], 1.5) is None
+
+
+def test_widened_until_the_flops_match():
+    base = override(preset("logic"), method="softmax")
+    goal = step_flops(override(base, method="hyla"))
+    assert step_flops(base) < goal
+    wide = widened_to(base, goal)
+    assert step_flops(wide) >= goal
+    assert step_flops(override(wide, mlp_dim=wide.model.mlp_dim - 4)) < goal
+    assert wide.replace(model=wide.model.replace(mlp_dim=256)) == base
+
+
+@pytest.mark.parametrize(("module", "metric"), [(_logic, "r2"), (_sraven, "accuracy")])
+def test_selection_looks_at_seen_compositions_alone(module, metric, tmp_path):
+    rows = []
+    for method, best in (("softmax", 1e-3), ("hyla", 3e-3)):
+        for rate in (1e-3, 3e-3):
+            for seed in range(2):
+                good = 0.9 if rate == best else 0.5
+                row = {"method": method, "seed": seed, "learning_rate": rate, "weight_decay": 0.1, "warmup_steps": 7}
+                rows.append({**row, f"iid/{metric}": good, f"compositional/{metric}": 1.4 - good})
+    kept = module.select(Study("paper", rows, tmp_path), ("method",))
+    assert [(row["method"], row["learning_rate"], row["seed"]) for row in kept] == [
+        ("softmax", 1e-3, 0),
+        ("softmax", 1e-3, 1),
+        ("hyla", 3e-3, 0),
+        ("hyla", 3e-3, 1),
+    ]
+
+
+def test_the_papers_grid_of_sraven():
+    runs = [config for _, config in planned_runs(experiment("sraven-scaling"), "paper")]
+    sizes = {(c.model.dim, c.model.num_heads, c.model.qk_dim, c.model.mlp_dim, c.model.num_layers) for c in runs}
+    assert sizes == {
+        (128, 16, 64, 256, 4),
+        (256, 32, 128, 512, 4),
+        (512, 64, 256, 1024, 4),
+        (128, 16, 64, 256, 8),
+        (128, 16, 64, 256, 16),
+    }
+    assert {c.steps * c.batch_size for c in runs} == {10_000_000, 20_000_000, 40_000_000}
+    search = {(c.optimization.learning_rate, c.optimization.weight_decay, c.optimization.warmup_steps) for c in runs}
+    assert search == {(rate, decay, warmup) for rate in (1e-3, 3e-4) for decay in (0.1, 0.3) for warmup in (1000, 3000)}
+    assert {c.task for c in runs} == {SRaven(seed=seed) for seed in range(3)}
+    assert {c.model.attention_dropout for c in runs} == {0.1}
+    assert {c.model.method for c in runs} == {"softmax", "linear", "hyla"}
+    assert len(runs) == len({config_hash(config) for config in runs}) == 5 * 3 * 8 * 3 * 3
+
+
+@pytest.mark.parametrize("scale", ["smoke", "laptop"])
+def test_experiments_share_runs(scale):
+    hashes = {name: {config_hash(c) for _, c in planned_runs(experiment(name), scale)} for name in EXPERIMENTS
+              if name != "language"}  # fmt: skip
+    assert hashes["sraven-codes"] <= hashes["sraven-scaling"]
+    assert hashes["sraven-scaling"] & hashes["sraven-ablation"]
+    assert hashes["in-context"] <= hashes["logic-ablation"]
+    assert hashes["logic-codes"] <= hashes["logic-ablation"]
+    assert hashes["cross-attention"] & hashes["logic-ablation"]
+    assert hashes["cross-attention"] & hashes["sraven-scaling"]
+
+
+def test_ceiling_is_that_of_the_oracle():
+    from headcode.bench.tasks import sraven_split
+
+    task = SRaven(num_features=2)
+    found = _sraven.ceilings(task, 400)
+    for split in ("iid", "compositional"):
+        expected = sraven_split(task, split, 400)
+        assert found[split]["ceiling"] == expected["ceiling"]
+        assert found[split]["standard error"] == pytest.approx(expected["± 1 s.e."])
+        assert found[split]["copying the panel to the left"] == expected["copy the panel to the left"]
+    assert np.isfinite(list(found["iid"].values())).all()
