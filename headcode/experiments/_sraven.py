@@ -8,7 +8,7 @@ the run. Evaluation puzzles are never aligned.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from headcode.presets import RunConfig, override, preset
 from headcode.sweep import grid
 from headcode.tasks import SRaven, oracle
 from headcode.tasks.baselines import copy_left, score_sraven
-from headcode.train.folder import read_metrics
+from headcode.train.folder import read_metrics, read_run_config
 
 PAPER_RATES = (1e-3, 3e-4)
 PAPER_DECAYS = (0.1, 0.3)
@@ -129,8 +129,11 @@ def ceilings(task: SRaven, count: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def note_ceilings(study: Study, task: SRaven) -> None:
-    """The ceilings into `study.extra`, and into a file beside the figure."""
+def note_ceilings(study: Study, say: Callable[[str], None]) -> None:
+    """The ceilings of the first run's puzzles into `study.extra`, and into a file beside the figure."""
+    task = read_run_config(Path(study.where(task=SRaven.name)[0]["folder"])).task
+    assert isinstance(task, SRaven)
+    say(f"the oracle's ceiling, of {CEILING_PUZZLES[study.scale]:,} puzzles of each split")
     study.extra["ceilings"] = ceilings(task, CEILING_PUZZLES[study.scale])
     text = json.dumps(study.extra["ceilings"], indent=1) + "\n"
     (study.folder / "ceilings.json").write_text(text, encoding="utf-8")

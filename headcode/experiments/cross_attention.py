@@ -24,7 +24,6 @@ from headcode.nn import Transformer
 from headcode.presets import RunConfig
 from headcode.report.style import METHOD_COLOURS, PAGE_WIDTH, canvas, save
 from headcode.sweep import grid
-from headcode.tasks import SRaven
 from headcode.train.folder import read_run_config
 
 METRICS = {"sraven": "accuracy", "logic": "r2"}
@@ -56,9 +55,7 @@ class CrossAttention(Experiment):
         for row in study.rows:
             config = read_run_config(Path(row["folder"]))
             row["parameters"] = sum(p.numel() for p in Transformer(config.model).parameters())
-            if isinstance(config.task, SRaven) and "ceilings" not in study.extra:
-                say("the oracle's ceiling of these puzzles")
-                note_ceilings(study, config.task)
+        note_ceilings(study, say)
 
     def tables(self, study: Study) -> list[Table]:
         tables = []

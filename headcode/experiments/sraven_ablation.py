@@ -8,7 +8,6 @@ from headcode.experiments._sraven import SELECTION, SETTING_WORDS, note_ceilings
 from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare, per_seed
 from headcode.ops import METHODS
 from headcode.report.style import PAGE_WIDTH, PALETTE, canvas, save
-from headcode.train.folder import read_run_config
 
 SPLITS = {"iid": PALETTE[5], "compositional": PALETTE[0]}
 SMOKE_METHODS = ("softmax", "linear_rms", "hyla", "hyla_deep_linear")
@@ -26,8 +25,7 @@ class SRavenAblation(Experiment):
         yield from searched(sraven_base(scale), scale, method=methods)
 
     def analyse(self, study: Study, say: Callable[[str], None]) -> None:
-        say("the oracle's ceiling of these puzzles")
-        note_ceilings(study, read_run_config(Path(study.rows[0]["folder"])).task)  # type: ignore[arg-type]
+        note_ceilings(study, say)
 
     def tables(self, study: Study) -> list[Table]:
         chosen = Study(study.scale, select(study, ("method",)), study.folder)

@@ -79,8 +79,7 @@ class SRavenScaling(Experiment):
             curves += [{**fields, **point} for point in accuracy_along(folder, row["batch_size"])]
         study.extra["curves"] = curves
         (study.folder / "curves.json").write_text(json.dumps(curves) + "\n", encoding="utf-8")
-        say("the oracle's ceiling of these puzzles")
-        note_ceilings(study, read_run_config(Path(study.rows[0]["folder"])).task)  # type: ignore[arg-type]
+        note_ceilings(study, say)
 
     def tables(self, study: Study) -> list[Table]:
         chosen = self._chosen(study)
