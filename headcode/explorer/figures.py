@@ -69,7 +69,7 @@ def code_bars(code: np.ndarray, donor: np.ndarray | None) -> Figure:
     return _figure(
         data,
         HEIGHTS["bars"],
-        xaxis=_axis(title={"text": "head", "standoff": 4}, dtick=every, tick0=1),
+        xaxis=_axis(title={"text": "head", "standoff": 4}, dtick=every, tick0=1, range=[0.4, len(heads) + 0.6]),
         yaxis=_axis(showgrid=True, zeroline=True, nticks=5),
         bargap=0.25,
     )
@@ -213,7 +213,8 @@ def networks(weights: Sequence[np.ndarray]) -> Figure:
         )
         domain = [0, 1] if not two else ([0.56, 0.94], [0, 0.38])[index]
         layout[f"xaxis{suffix}"] = _axis(anchor=f"y{suffix}", nticks=9, showticklabels=index == len(shown) - 1)
-        layout[f"yaxis{suffix}"] = _axis(domain=domain, nticks=5, autorange="reversed", anchor=f"x{suffix}")
+        ticks = {"dtick": 1} if len(matrix) <= 8 else {"nticks": 5}
+        layout[f"yaxis{suffix}"] = _axis(domain=domain, autorange="reversed", anchor=f"x{suffix}", **ticks)
     if two:
         layout["annotations"] = [
             {"text": title, "x": 0, "y": y, "xref": "paper", "yref": "paper", "showarrow": False, "yanchor": "bottom"}

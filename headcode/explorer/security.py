@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dash import Dash
+from dash.exceptions import DependencyException
 from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
@@ -42,6 +43,10 @@ def protect(app: Dash) -> None:
     def refused(error: HTTPException) -> Response:
         return _plain(f"{error.name}.", error.code or 400)
 
+    @server.errorhandler(DependencyException)
+    def unknown(error: DependencyException) -> Response:
+        return _plain("There is nothing at this address.", 404)
+
     @server.errorhandler(Exception)
     def failed(error: Exception) -> Response:
         log.exception("a request failed: %s", request.path)
@@ -73,21 +78,25 @@ def _check(app: Dash) -> Response | None:
     origin = request.headers.get("Origin")
     if origin is not None and origin != f"http://{request.host}":
         return _plain("Requests of other origins are refused.", 403)
-    if PATHS.fullmatch(request.path) is None:
+    if PATHS.fullmatch(request.path) is None or any(part in request.path for part in ("..", "//", "\\")):
         return _plain("There is nothing at this address.", 404)
     if request.path != CALLBACKS:
         return None if request.method in ("GET", "HEAD") else _plain("Only reading is possible here.", 405)
     if request.method != "POST" or request.mimetype != "application/json":
         return _plain("A callback is a JSON request by POST.", 405 if request.method != "POST" else 415)
-    if (complaint := _malformed(app, request.get_json(silent=True))) is not None:
-        return _plain(complaint, 413 if (request.content_length or 0) > MAX_REQUEST else 400)
-    return None
+    if (request.content_length or 0) > MAX_REQUEST:
+        return _plain("The request is too large.", 413)
+    try:
+        body = request.get_json(silent=True)
+    except RecursionError:
+        body = None
+    return None if (complaint := _malformed(app, body)) is None else _plain(complaint, 400)
 
 
 def _malformed(app: Dash, body: Any) -> str | None:
     """What is wrong with a callback's request, compared with the callbacks that there are."""
     if not isinstance(body, dict):
-        return "The request is not a JSON object, or too large."
+        return "The request is not a JSON object."
     if not set(body) <= PARTS:
         return "The request has parts that no callback has."
     known = app.callback_map.get(body["output"]) if isinstance(body.get("output"), str) else None

@@ -321,7 +321,7 @@ def function_stage(function: Function, state: State) -> list[Piece]:
 def patch_card(model: Model, state: State, puzzle: Puzzle | None) -> list[Piece]:
     """Whose code is put in, where."""
     explained = "Put another question's code in place of this one's: the answer follows the code."
-    pieces: list[Piece] = [heading("6", "Patch the code", explained)]
+    pieces: list[Piece] = [heading("⇄", "Patch the code", explained)]
     options: list[tuple[str, str, bool]] = [("no patch", state.link(donor=""), not state.donor)]
     task: Any = model.task
     if puzzle is not None:

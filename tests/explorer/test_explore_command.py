@@ -1,0 +1,53 @@
+"""headcode explore: its mistakes are one sentence, and it listens on this machine alone."""
+
+import re
+import socket
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from headcode.cli import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["/nowhere/at-all"], "/nowhere/at-all"),
+        (["zoo/nobody"], "nobody"),
+        (["--port", "70000"], "from 0 to 65535"),
+        (["--text", "Hello."], "--lens FOLDER"),
+    ],
+)
+def test_mistakes_are_one_sentence(capsys, arguments, words):
+    with pytest.raises(SystemExit) as stop:
+        main(["explore", *arguments])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.startswith("headcode: ") and said.count("\n") == 1 and words in said
+
+
+def test_a_missing_dash_names_the_extra(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dash", None)
+    with pytest.raises(SystemExit):
+        main(["explore"])
+    assert "pip install 'headcode[explorer]'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_it_serves_on_this_machine_alone_and_says_when_a_port_is_taken():
+    command = [sys.executable, "-m", "headcode", "explore", "zoo/logic-hyla", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            line = server.stdout.readline()
+            port = int(re.fullmatch(r"headcode explorer: http://127\.0\.0\.1:(\d+)/ \(Ctrl-C ends it\)\n", line)[1])
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as page:
+                assert b"headcode explorer" in page.read()
+            for address in {each[4][0] for each in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}:
+                if not address.startswith("127."):
+                    with pytest.raises(OSError, match="refused"):
+                        socket.create_connection((address, port), timeout=10)
+            second = subprocess.run([*command[:-1], str(port)], capture_output=True, text=True, timeout=300)
+            assert second.returncode == 2 and f"Port {port} is not free" in second.stderr
+        finally:
+            server.terminate()
