@@ -103,7 +103,7 @@ def test_import_and_use_with_torch_and_numpy_alone():
 
 
 def test_import_brings_in_no_heavy_optional_module():
-    heavy = ["torch._dynamo", "numba", "tyro", "matplotlib", "pandas", "sklearn", "transformers", "triton"]
+    heavy = ["torch._dynamo", "numba", "tyro", "matplotlib", "pandas", "sklearn", "transformers", "triton", "ray"]
     code = f"import sys, headcode; print([name for name in {heavy} if name in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
