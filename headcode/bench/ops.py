@@ -87,14 +87,23 @@ class Ops:
     """Longest T at which the reference is measured, memory permitting: its cost grows with T², in bytes too."""
     shapes: tuple[str, ...] = SHAPES
     """batch,heads,length,width of every part of the table."""
+    device: str = "cpu"
+    """`cpu`, or `cuda` for the Triton kernels; `headcode bench gpu` is the same with more dtypes."""
 
     def run(self) -> None:
+        if self.device not in ("cpu", "cuda"):
+            raise ValueError(f"--device must be cpu or cuda, got {self.device!r}.")
         if self.repeats < 5:
             raise ValueError(f"--repeats must be at least 5 for a median worth the name, got {self.repeats}.")
         for method in self.methods:
             if method not in METHODS:
                 raise ValueError(f"--methods must be of {', '.join(METHODS)}, got {method!r}.")
         shapes = [Shape.parse(text) for text in self.shapes]
+        if self.device == "cuda":
+            from headcode.bench.gpu import Gpu
+
+            Gpu(self.out, self.methods, self.shapes, ("float32",), self.repeats).run()
+            return
         before = torch.get_num_threads()
         if self.threads:
             torch.set_num_threads(self.threads)

@@ -15,6 +15,8 @@ KINDS = {
     ),
     "train": ("headcode.bench.train", "Train", "A training step against plain eager PyTorch, and where its time goes."),
     "lm": ("headcode.bench.lm", "Lm", "Tokens per second of language models against a Hugging Face Llama."),
+    "gpu": ("headcode.bench.gpu", "Gpu", "Are the Triton kernels right on this GPU, how fast, how near the roofline."),
+    "kernels": ("headcode.bench.kernels", "Kernels", "Compile the Triton kernels without a GPU: registers, spills."),
     "tasks": ("headcode.bench.tasks", "Tasks", "Speed, ceilings, ambiguity and baselines of the tasks."),
 }
 
@@ -34,6 +36,6 @@ def parse(arguments: Sequence[str]) -> Any:
 
 
 def _overview() -> str:
-    lines = [f"  {kind:<7}{purpose}" for kind, (_, _, purpose) in KINDS.items()]
+    lines = [f"  {kind:<9}{purpose}" for kind, (_, _, purpose) in KINDS.items()]
     usage = f"usage: headcode bench {{{','.join(KINDS)}}} [options]"
     return "\n".join([usage, "", (__doc__ or "").strip(), "", *lines])

@@ -79,6 +79,11 @@ class GpuCall:
         names = (self.options["norm"], self.options["value_net"], self.q.dtype, self.precision)
         return (*sizes, self.heads, self.qk_width, self.v_width, *flags, *names)
 
+    def outputs(self, kind: str) -> dict[str, Tensor]:
+        """Tensors shaped like what a kernel writes, for compilation without a launch."""
+        like = {"forward": {"out": self.v}, "query": {"grad_q": self.q}, "key": {"grad_k": self.k, "grad_v": self.v}}
+        return like.get(kind, {})
+
     def run(self, kind: str, **outputs: Tensor) -> None:
         """Choose tiles, launch, and bring float32 sums that did not fit on the chip to the outputs."""
         tiles = _gpu_tuning.choose(self, kind, lambda candidate: self._start(kind, candidate, outputs))
@@ -205,8 +210,13 @@ def start(launch: Launch, like: Tensor) -> None:
     device = torch.cuda.device(like.device) if like.device.type == "cuda" else contextlib.nullcontext()
     with device:
         kernel[(launch.programs,)](  # type: ignore[index]
-            **launch.arguments, **launch.constants, num_warps=launch.tiles.warps, num_stages=launch.tiles.stages
+            **launch.arguments, **launch.constants, **compile_options(launch.tiles)
         )
+
+
+def compile_options(tiles: Tiles) -> dict[str, Any]:
+    registers = {} if tiles.registers is None else {"maxnreg": tiles.registers}
+    return {"num_warps": tiles.warps, "num_stages": tiles.stages, **registers}
 
 
 def load_kernel(name: str) -> Any:

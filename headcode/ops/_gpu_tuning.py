@@ -20,8 +20,10 @@ SMALLEST_PRODUCT = 16
 """Matrix units multiply at least 16 deep."""
 LONGEST_TILE = 64
 SHORT_SIDE = 4
-PAIRS = 4096
-"""Numbers of a tile with all its heads: 16 for each thread of 8 warps."""
+WARPS = 4
+MOST_REGISTERS = 255
+PAIRS = 2048
+"""Numbers of a tile with all its heads: 16 for each thread of 4 warps."""
 NARROW_CHUNK = 8
 """Dims whose sums are held in registers where heads are read one dim at a time."""
 
@@ -36,19 +38,26 @@ class Tiles(NamedTuple):
     """Dims of wide heads that are worked on together."""
     warps: int
     stages: int = 1
+    registers: int | None = None
+    """At most so many for a thread; without it the compiler may rather spill a few than lower the occupancy."""
 
 
 def first_guess(call: GpuCall, kind: str) -> Tiles:
     """Tiles whose sums fit the registers, by shape alone; docs/gpu-kernels.md has what they compile to."""
-    wide = call.qk_wide or call.v_wide
-    chunks = (32 if call.qk_wide else NARROW_CHUNK, 16 if call.v_wide else NARROW_CHUNK)
-    if wide or kind == "band":
-        size = max(square_root(PAIRS // call.padded_heads), SMALLEST_PRODUCT if wide else 1)
-        return Tiles(min(size, LONGEST_TILE), min(size, LONGEST_TILE), *chunks, 8)
-    # One dim at a time, a tile is summed over its keys (for k and v over its queries) across threads: a short side.
+    if call.qk_wide or call.v_wide:
+        size = min(max(square_root(2 * PAIRS // call.padded_heads), SMALLEST_PRODUCT), LONGEST_TILE)
+        most = 64 if kind in ("log_sums", "forward") else 16
+        return Tiles(
+            size, size, most if call.qk_wide else NARROW_CHUNK, most if call.v_wide else NARROW_CHUNK, 2 * WARPS
+        )
     pairs = min(max(PAIRS // call.padded_heads, 1), LONGEST_TILE * SHORT_SIDE)
+    if kind == "band":
+        return Tiles(square_root(pairs), square_root(pairs), NARROW_CHUNK, NARROW_CHUNK, WARPS)
+    # One dim at a time, a tile is summed over its keys (for k and v over its queries) across threads: a short side.
     short = min(SHORT_SIDE, square_root(pairs))
-    return Tiles(short, pairs // short, *chunks, 8) if kind == "key" else Tiles(pairs // short, short, *chunks, 8)
+    queries, keys = (short, pairs // short) if kind == "key" else (pairs // short, short)
+    registers = None if kind in ("log_sums", "forward") else MOST_REGISTERS
+    return Tiles(queries, keys, NARROW_CHUNK, NARROW_CHUNK, WARPS, registers=registers)
 
 
 def square_root(power: int) -> int:
@@ -59,13 +68,14 @@ def square_root(power: int) -> int:
 def candidates(call: GpuCall, kind: str) -> list[Tiles]:
     """The first guess and its neighbours; few, because each is compiled."""
     guess = first_guess(call, kind)
-    result = [guess, guess._replace(warps=guess.warps // 2)]
+    result = [guess, guess._replace(warps=guess.warps // 2), guess._replace(registers=None)]
     if kind == "band":
-        return [*result, guess._replace(queries=guess.queries * 2, keys=guess.keys * 2)]
+        return list(dict.fromkeys([*result, guess._replace(queries=guess.queries * 2, keys=guess.keys * 2)]))
     if call.qk_wide or call.v_wide:
-        return [*result, guess._replace(keys=guess.keys * 2), guess._replace(queries=guess.queries * 2)]
+        longer = [guess._replace(keys=guess.keys * 2), guess._replace(queries=guess.queries * 2)]
+        return list(dict.fromkeys([*result, *longer]))
     size = square_root(guess.queries * guess.keys)
-    return [*result, guess._replace(queries=size, keys=size)]
+    return list(dict.fromkeys([*result, guess._replace(queries=size, keys=size)]))
 
 
 _chosen: dict[Any, Tiles] = {}
