@@ -65,8 +65,11 @@ class LanguageOptions(TrainOptions):
         if task.tokenizer == "file" and tokenizer is None:
             raise ValueError("--tokenizer file needs --tokenizer-file, a tokenizer.json that exists.")
         self._say(cost_line(config))
+        source = self.source()
+        words = source.words()
+        self._say(f"reading {words.get('text') or 'the dataset ' + words['dataset']}")
         shards = prepare(
-            self.source(),
+            source,
             tokenizer=task.tokenizer if tokenizer is None else tokenizer,
             vocab_size=task.vocab_size,
             validation=task.validation,

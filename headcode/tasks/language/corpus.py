@@ -8,10 +8,13 @@ validation. A text of few documents is divided inside each of them: its end is f
 import contextlib
 import fnmatch
 import hashlib
+import logging
 import math
 import mmap
 import os
+import socket
 import sysconfig
+import urllib.parse
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -197,6 +200,9 @@ class StreamedDataset:
             yield "".join(article)
 
     def _load(self) -> Any:
+        if not self.is_local and not _hub_is_there():
+            # Minutes of attempts to connect would end alike; what is in the local cache is found all the same.
+            os.environ.setdefault("HF_HUB_OFFLINE", "1")
         try:
             import datasets
         except ModuleNotFoundError:
@@ -204,6 +210,8 @@ class StreamedDataset:
                 "--dataset needs the package datasets: pip install 'headcode[hf]'; or give --text FILE."
             ) from None
         datasets.disable_progress_bars()
+        # Its warnings about every attempt to connect would stand before our one sentence.
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
         folder = Path(self.name)
         if self.is_local and (folder / "dataset_dict.json").is_file():
             return {name: part.to_iterable_dataset() for name, part in datasets.load_from_disk(self.name).items()}
@@ -239,6 +247,16 @@ def _split_name(name: str) -> tuple[str, str | None]:
     if not repository or repository.startswith((".", "/", "~")):
         raise ValueError(f"There is no dataset {name}: it is neither a folder nor a name on the hub.")
     return repository, config or None
+
+
+def _hub_is_there() -> bool:
+    """Whether the hub's name can be looked up: False means that this machine is offline."""
+    host = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
+    try:
+        socket.getaddrinfo(host, 443)
+    except OSError:
+        return any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
+    return True
 
 
 def _side(digest: str, validation: float) -> str:
