@@ -179,6 +179,7 @@ class TestRefusals:
             raise ConnectionError("offline")
 
         monkeypatch.setattr(datasets, "load_dataset", fail)
+        monkeypatch.setattr("headcode.tasks.language.corpus._hub_is_there", lambda: True)
         found = fails_with(capsys, *RUN, "--dataset", "someone/something", "--out", tmp_path / "run")
         assert "'someone/something' could not be reached or read (offline)" in found
         assert not (tmp_path / "run").exists()

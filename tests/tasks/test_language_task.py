@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import os
 import shutil
 import sys
 
@@ -364,15 +365,24 @@ class TestDatasets:
         def fail(*arguments, **options):
             raise ConnectionError("Couldn't reach the hub.\nMax retries exceeded")
 
+        def lookup(*arguments):
+            raise OSError("Name or service not known")
+
+        for name in ("HF_HUB_OFFLINE", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, "")  # put back afterwards, whatever happens to it
+            monkeypatch.delenv(name)
+        monkeypatch.setattr(corpus.socket, "getaddrinfo", lookup)
         monkeypatch.setattr(datasets, "load_dataset", fail)
         with pytest.raises(
             ValueError, match=r"'c4' could not be reached or read \(Couldn't reach the hub. Max retries"
         ):
             next(StreamedDataset("c4").documents(0.1))
+        assert os.environ["HF_HUB_OFFLINE"] == "1"  # no minutes of attempts to connect
         with pytest.raises(ValueError, match="There is no dataset ./nowhere"):
             StreamedDataset("./nowhere")
 
     def test_without_the_package(self, monkeypatch):
+        monkeypatch.setattr(corpus, "_hub_is_there", lambda: True)
         monkeypatch.setitem(sys.modules, "datasets", None)
         with pytest.raises(ModuleNotFoundError, match=r"pip install 'headcode\[hf\]'"):
             next(StreamedDataset("c4").documents(0.1))
