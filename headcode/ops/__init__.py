@@ -151,6 +151,8 @@ def explain_backend(
 
 def _without_autocast(device: str) -> AbstractContextManager:
     """The op chooses its own precision, float32 for half-precision inputs; autocast would undo that."""
+    if device == "meta":  # of which autocast knows nothing, not even whether it is on
+        return nullcontext()
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
