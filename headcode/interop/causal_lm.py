@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headcode.nn import DecodingCache, ModelConfig, RelativeBias, Transformer
+from headcode.nn import DecodingCache, FastWeightState, ModelConfig, RelativeBias, Transformer
 from headcode.nn.generation import can_recur, longest_sequence
 from headcode.nn.initialisation import reset_linear
 
@@ -177,8 +177,8 @@ class HeadcodeForCausalLM(PreTrainedModel, GenerationMixin):
             )
         padding = attention_mask == 0
         # A state has the past's padding behind it already; keys and values are masked anew each time.
-        recurrent = self.model.config.recurrent if cache is None else can_recur(self.model.config)
-        return padding[:, -length:] if recurrent and cache is not None else padding[:, -(past + length) :]
+        keeps_a_state = cache is not None and isinstance(cache.decoding.layers[0], FastWeightState)
+        return padding[:, -length:] if keeps_a_state else padding[:, -(past + length) :]
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

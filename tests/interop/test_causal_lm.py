@@ -58,6 +58,9 @@ def test_beams_and_padding(method):
     mask = torch.cat([torch.zeros(3, 4), torch.ones(3, 7)], 1).long()
     found = theirs.generate(padded, attention_mask=mask, max_new_tokens=12, do_sample=False)
     assert torch.equal(found[:, 11:], plain[:, 7:])
+    keys = HeadcodeCache(theirs.model, recurrent=False)  # keys and values where a state would do
+    found = theirs.generate(padded, attention_mask=mask, max_new_tokens=12, do_sample=False, past_key_values=keys)
+    assert torch.equal(found[:, 11:], plain[:, 7:])
 
 
 def test_the_cache_of_linear_attention_is_a_state():
