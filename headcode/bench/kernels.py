@@ -49,14 +49,11 @@ MAIN = (
     Variant(64, 4, "rms_head", "relu", main=True),
 )
 OTHERS = (
-    Variant(1, 1, "rms_head", "relu"),
     Variant(16, 64, "rms_head", "relu"),
     Variant(16, 64, "rms_head", "relu", tf32=True),
     Variant(16, 64, "rms_head", "relu", "bfloat16"),
-    Variant(16, 64, "none", "linear", "bfloat16"),
     Variant(8, 128, "softmax", "linear", "float16"),
     Variant(64, 128, "rms_head", "relu", "bfloat16"),
-    Variant(64, 128, "rms_head", "relu"),
 )
 
 
