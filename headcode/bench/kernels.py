@@ -34,17 +34,20 @@ class Variant(NamedTuple):
     main: bool = False
     """One of the shapes that the tiles are made for: the paper's models. None of these may spill."""
     tf32: bool = False
+    length: int = 512
+    """From 128 on inputs are packed, and their strides differ."""
 
     def __str__(self) -> str:
         dtype = "tf32" if self.tf32 else self.dtype
-        return f"H{self.heads} D{self.width} {self.norm}, {self.value_net}, {dtype}"
+        return f"H{self.heads} T{self.length} D{self.width} {self.norm}, {self.value_net}, {dtype}"
 
 
 NORMS = ("none", "rms_head", "softmax")
 NETS = ("linear", "deep_linear", "relu", "gelu", "silu")
 MAIN = (
     *(Variant(8, 2, norm, net, main=True) for norm in NORMS for net in NETS),
-    Variant(16, 4, "rms_head", "relu", main=True),
+    Variant(8, 2, "rms_head", "relu", main=True, length=96),
+    Variant(16, 4, "rms_head", "relu", main=True, length=36),
     Variant(16, 8, "rms_head", "relu", "bfloat16", main=True),
     Variant(64, 4, "rms_head", "relu", main=True),
 )
@@ -126,7 +129,7 @@ def launches(variant: Variant) -> dict[str, Any]:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if variant.tf32 else "highest")
     try:
-        batch, length, dtype = 8, 512, DTYPES[variant.dtype]
+        batch, length, dtype = 8, variant.length, DTYPES[variant.dtype]
         q, k, v = (
             torch.empty(batch, length, variant.heads, variant.width, dtype=dtype, device="meta").transpose(1, 2)
             for _ in range(3)
