@@ -193,7 +193,7 @@ def networks(weights: Sequence[np.ndarray]) -> Figure:
     layout: dict[str, Any] = {}
     two = len(weights) > 1
     shown = [weights[0], weights[1].T] if two else [weights[0]]
-    titles = ("W₁, from the key's token (columns) to the hidden units", "W₂, from the hidden units to the output")
+    titles = ("W₁: the key's token → hidden units", "W₂: hidden units → the output")
     for index, matrix in enumerate(shown):
         limit = float(np.abs(matrix).max()) or 1.0
         suffix = "" if index == 0 else "2"

@@ -65,7 +65,7 @@ def strip(
         fill = html.Span(className="fill", style={"opacity": f"{max(share, 0.0):.3f}"})
         mark = html.Span(str(value), className="value" + (" light" if share > 0.55 else ""))
         cells.append(html.Span([fill, mark], className=" ".join(names), title=f"{value}: {share:.1%}"))
-    right = None if truth is None else best == truth
-    verdict = "" if right is None else " right" if right else " wrong"
+    verdict = "" if truth is None else " right" if best == truth else " wrong"
+    verdict = " follows" if best == follow else verdict
     said = html.Span(f"{best} · {probabilities[best]:.0%}", className="said" + verdict)
     return [html.Span(label, className="name"), html.Span(cells, className="strip"), said]

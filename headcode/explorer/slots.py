@@ -63,7 +63,7 @@ def task_slot(model: Model, atlases: Atlases, state: State, question: Puzzle | F
     names = token_names(question)
     atlas = atlases.of(model)
     weights = inside.network(model, state.layer, code)
-    drawn, near = _map(model, atlas, state, codes, others)
+    drawn, near = _map(model, atlas, state, question, codes, others)
     kind = "two layers with a nonlinearity between" if len(weights) > 1 else "one linear layer"
     return Slot(
         head=_head(model),
@@ -196,7 +196,12 @@ def function_answer(
 
 
 def _map(
-    model: Model, atlas: Atlas, state: State, codes: np.ndarray, others: np.ndarray | None
+    model: Model,
+    atlas: Atlas,
+    state: State,
+    question: Puzzle | Function,
+    codes: np.ndarray,
+    others: np.ndarray | None,
 ) -> tuple[Figure, list[Piece]]:
     keys = state.key if state.around == "key" else None
     plane = atlas.plane(state.layer, state.query, keys)
@@ -213,8 +218,8 @@ def _map(
         NEIGHBOURS,
         mine if mine is not None and mine < len(atlas) else None,
     )
-    if model.limits.kind == "sraven":
-        return _rule_map(atlas, state, plane, here, there, near)
+    if isinstance(question, Puzzle):
+        return _rule_map(atlas, state, plane, here, there, near, question.rule(state.query))
     return _value_map(model, atlas, state, plane, here, there, near)
 
 
@@ -228,7 +233,13 @@ def visit(state: State, split: str, row: int) -> State:
 
 
 def _rule_map(
-    atlas: Atlas, state: State, plane: Any, here: np.ndarray, there: np.ndarray | None, near: list[tuple[int, float]]
+    atlas: Atlas,
+    state: State,
+    plane: Any,
+    here: np.ndarray,
+    there: np.ndarray | None,
+    near: list[tuple[int, float]],
+    rule: int,
 ) -> tuple[Figure, list[Piece]]:
     rules = atlas.batch.info["token_rules"][:, state.query].numpy()
     words = [
@@ -248,7 +259,11 @@ def _rule_map(
             html.Span(f"{cosine:.3f}", className="cosine"),
         ]
         items.append(html.Li(link(words_here, _visit(atlas, state, row))))
-    return drawn, [html.H3("Nearest codes and the rules behind them"), html.Ol(items, className="near")]
+    pieces: list[Piece] = [html.H3("Nearest codes and the rules behind them"), html.Ol(items, className="near")]
+    if state.shown:
+        same = sum(int(rules[row]) == rule for row, _ in near)
+        pieces.append(note(f"{same} of {len(near)} belong to this token's rule, {RULE_NAMES[rule]}."))
+    return drawn, pieces
 
 
 def _value_map(

@@ -102,7 +102,7 @@ def _rule_menus(model: Model, state: State, fresh: dict[str, Any]) -> list[Piece
         for other in model.limits.rule_ids:
             rules = (*state.rules[:feature], other, *state.rules[feature + 1 :])
             options.append((RULE_NAMES[other], state.link(rules=rules, **fresh), other == rule))
-        pieces.append(menu(f"rule of feature {feature + 1}", RULE_NAMES[rule], options, f"rule-{feature}"))
+        pieces.append(menu(f"rule of feature {feature + 1}", RULE_NAMES[rule], options, f"choose-rule-{feature}"))
     composition = tuple(sorted(state.rules))
     split = next(
         (
@@ -142,7 +142,7 @@ def _term_menus(model: Model, state: State, fresh: dict[str, Any]) -> list[Piece
                 continue
             terms = (*state.terms[:place], other, *state.terms[place + 1 :])
             options.append((_term(task, other), state.link(terms=terms, **fresh), other == term))
-        pieces.append(menu(f"term {place + 1}", _term(task, term), options, f"term-{place}"))
+        pieces.append(menu(f"term {place + 1}", _term(task, term), options, f"choose-term-{place}"))
     return pieces
 
 
@@ -320,7 +320,7 @@ def function_stage(function: Function, state: State) -> list[Piece]:
 
 def patch_card(model: Model, state: State, puzzle: Puzzle | None) -> list[Piece]:
     """Whose code is put in, where."""
-    explained = "Put another question's code in place of this one's: the answer follows the code."
+    explained = "Put another question's code in place of this one's: does the answer follow?"
     pieces: list[Piece] = [heading("⇄", "Patch the code", explained)]
     options: list[tuple[str, str, bool]] = [("no patch", state.link(donor=""), not state.donor)]
     task: Any = model.task
