@@ -46,10 +46,11 @@ def first_guess(call: GpuCall, kind: str) -> Tiles:
     """Tiles whose sums fit the registers, by shape alone; docs/gpu-kernels.md has what they compile to."""
     if call.qk_wide or call.v_wide:
         size = min(max(square_root(2 * PAIRS // call.padded_heads), SMALLEST_PRODUCT), LONGEST_TILE)
-        most = 64 if kind in ("log_sums", "forward") else 16
-        return Tiles(
-            size, size, most if call.qk_wide else NARROW_CHUNK, most if call.v_wide else NARROW_CHUNK, 2 * WARPS
-        )
+        most = SMALLEST_PRODUCT
+        if kind in ("log_sums", "forward"):
+            most = min(max(2048 // call.q.element_size() // call.padded_heads, SMALLEST_PRODUCT), LONGEST_TILE)
+        chunks = (most if call.qk_wide else NARROW_CHUNK, most if call.v_wide else NARROW_CHUNK)
+        return Tiles(size, size, *chunks, 4 * WARPS if call.padded_heads > SMALLEST_PRODUCT else 2 * WARPS)
     pairs = min(max(PAIRS // call.padded_heads, 1), LONGEST_TILE * SHORT_SIDE)
     if kind == "band":
         return Tiles(square_root(pairs), square_root(pairs), NARROW_CHUNK, NARROW_CHUNK, WARPS)
