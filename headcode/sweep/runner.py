@@ -97,6 +97,7 @@ def run_sweep(
         sweep.carry_out()
     finally:
         chosen.close()
+    table.write()
     rows = [_row_of(name, run, table, sweep.failures.get(run.hash)) for run in runs for name in run.names]
     if sweep.failures and not allow_failures:
         failures = {run.name: sweep.failures[run.hash] for run in runs if run.hash in sweep.failures}
@@ -204,7 +205,11 @@ class _Sweep:
 
     def _finish(self, run: Run, words: str) -> None:
         self._note(run, "finished", words)
-        self._table.write()
+        try:
+            self._table.write()
+        except OSError as error:
+            # The runs are safe in their folders, and the table is written again.
+            self._display.say(f"the table of results could not be written ({error.strerror or error})")
 
     def _note(self, run: Run, state: str, words: str) -> None:
         self._states[run.hash].state = state

@@ -183,15 +183,16 @@ def test_slurm_with_submitits_local_executor(tmp_path):
 @pytest.mark.slow
 def test_a_preempted_slurm_job_is_requeued_and_goes_on(tmp_path):
     """submitit's own signal for preemption, sent to its local executor: the run is saved, requeued and resumed."""
-    config = small_config(steps=3000, eval_every=0, checkpoint_every=0, log_every=100)
+    config = small_config(steps=1000, eval_every=0, checkpoint_every=0, log_every=50)
     engine = make_engine("slurm", tmp_path / "slurm", None, CPU, {"cluster": "local", "timeout_minutes": 60})
     run = plan({"a": config}, tmp_path / "slurm")[0]
     log = tmp_path / "slurm" / "logs" / f"{run.hash}.log"
-    (tmp_path / "slurm").mkdir()
     engine.start(run)
     try:
         wait_until(lambda: (run.folder / "timing.jsonl").is_file())
-        engine._at_work[0][1]._interrupt()
+        controller = engine._at_work[0][1].job_id  # of the local executor: its process, with the job below it
+        with open(f"/proc/{controller}/task/{controller}/children") as file:
+            os.kill(int(file.read().split()[0]), signal.SIGUSR2)
         wait_until(lambda: "Training was stopped at step" in log.read_text())
         assert checkpoints(run), "it was saved although no checkpoint was due"
         wait_until(lambda: is_finished(run.folder, config))

@@ -177,6 +177,23 @@ def test_several_sweeps_fill_one_folder(tmp_path):
         assert [(row["name"], row["seed"]) for row in csv.DictReader(file)] == [("a", "2"), ("b", "1")]
 
 
+def test_a_table_that_cannot_be_written_does_not_stop_the_runs(tmp_path, monkeypatch):
+    from headcode.sweep.table import ResultsTable
+
+    write, calls = ResultsTable.write, []
+
+    def full_disk(table):
+        calls.append(table)
+        if len(calls) in (2, 3):
+            raise OSError(28, "No space left on device")
+        write(table)
+
+    monkeypatch.setattr(ResultsTable, "write", full_disk)
+    rows, _, listener = sweep(tmp_path)
+    told = [words for _, _, words in listener.events if "could not be written (No space left on device)" in words]
+    assert len(told) == 2 and len(rows) == 3 and (tmp_path / "results.csv").read_text().count("\n") == 4
+
+
 def test_lost_records_come_back(tmp_path):
     config = small_config(seed=3)
     sweep(tmp_path, {"a": config})
