@@ -1,0 +1,78 @@
+"""A running explorer, and a browser that can reach nothing else."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+CHROMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[str]:
+    """`headcode explore` as a process of its own; the address that it serves."""
+    command = [sys.executable, "-m", "headcode", "explore", *arguments, "--port", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            assert server.stdout is not None
+            line = server.stdout.readline()
+            found = re.search(r"http://127\.0\.0\.1:\d+", line)
+            assert found is not None, f"the explorer did not start: {line!r}"
+            yield found[0]
+            assert server.poll() is None, "the explorer died"
+        finally:
+            server.terminate()
+
+
+def browser_paths() -> tuple[str, str] | None:
+    """Chromium and its driver, if they are installed."""
+    chrome = next((path for name in CHROMES if (path := shutil.which(name))), None)
+    driver = shutil.which("chromedriver")
+    return (chrome, driver) if chrome and driver else None
+
+
+def open_browser(width: int = 1400, height: int = 900, dark: bool = False):
+    """Headless Chromium for which no name but 127.0.0.1 exists."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    paths = browser_paths()
+    assert paths is not None
+    options = webdriver.ChromeOptions()
+    options.binary_location = paths[0]
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+        "--disable-background-networking",
+        "--disable-component-update",
+        f"--window-size={width},{height}",
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    browser = webdriver.Chrome(options=options, service=Service(paths[1]))
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    return browser
+
+
+def requested(browser) -> list[str]:
+    """The addresses of all requests since the last call."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    sent = [m["params"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    return [each["request"]["url"] for each in sent]
+
+
+def complaints(browser) -> list[str]:
+    """What the console said: scripts' errors, refused resources, breaches of the content policy."""
+    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]

@@ -1,0 +1,86 @@
+"""Eight clients at once, without an error. HEADCODE_EXPLORER_SECONDS=60 makes it the full minute."""
+
+import json
+import os
+import statistics
+import threading
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+from live import running
+
+SECONDS = float(os.environ.get("HEADCODE_EXPLORER_SECONDS", "20"))
+CLIENTS = 8
+
+
+def requests_of(address):
+    """The page's callbacks on an address, as its browser would send them."""
+    with urllib.request.urlopen(address + "/_dash-dependencies", timeout=120) as answer:
+        known = json.load(answer)
+    found = []
+    for each in known:
+        if [given["id"] for given in each["inputs"]] != ["url"]:
+            continue
+        names = each["output"].strip(".").split("...")
+        outputs = [dict(zip(("id", "property"), name.rsplit(".", 1), strict=True)) for name in names]
+        found.append({"output": each["output"], "outputs": outputs, "changedPropIds": ["url.search"]})
+    return found
+
+
+@pytest.mark.slow
+def test_eight_clients_at_once():
+    """Every client walks through states of its own; whatever it is shown belongs to the state that it asked for."""
+    with running("zoo/sraven-2-hyla", "zoo/logic-hyla", "zoo/logic-softmax") as address:
+        callbacks = requests_of(address)
+        assert len(callbacks) == 5
+        errors, times = [], []
+        end = time.monotonic() + SECONDS
+
+        def walk(client):
+            rng = np.random.default_rng(client)
+            while time.monotonic() < end:
+                n = int(rng.integers(10**6))
+                search = [
+                    f"?model=zoo/sraven-2-hyla&n={n}&shown=1&donor=rule-{rng.integers(7)}",
+                    f"?model=zoo/sraven-2-hyla&rules={rng.integers(8)}.{rng.integers(8)}&seed={n}&query=16&key=3",
+                    f"?model=zoo/logic-hyla&other=zoo/logic-softmax&n={n}&shown=1&donor=n-{rng.integers(99)}",
+                ][rng.integers(3)]
+                for callback in callbacks:
+                    body = {**callback, "inputs": [{"id": "url", "property": "search", "value": search}]}
+                    start = time.monotonic()
+                    try:
+                        seen = ask(address, body)
+                    except Exception as error:
+                        errors.append(f"{search}: {error}")
+                        return
+                    times.append(time.monotonic() - start)
+                    if (
+                        seen
+                        and "source" in seen
+                        and "rules=" not in search
+                        and f" {n}" not in json.dumps(seen["source"])
+                    ):
+                        errors.append(f"{search}: another instance was shown")
+
+        threads = [threading.Thread(target=walk, args=(client,)) for client in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert len(times) > 10 * CLIENTS
+        print(f"\n{len(times)} answers in {SECONDS:.0f} s, median {1000 * statistics.median(times):.0f} ms")
+
+
+def ask(address, body):
+    request = urllib.request.Request(
+        address + "/_dash-update-component",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json", "Origin": address},
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        assert answer.status in (200, 204)
+        text = answer.read()
+    return json.loads(text)["response"] if text else None
