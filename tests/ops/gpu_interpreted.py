@@ -142,7 +142,7 @@ SETTINGS = settings(
 )
 
 
-@settings(SETTINGS, max_examples=8)
+@settings(SETTINGS, max_examples=6)
 @given(problem=problems())
 def test_values_and_gradients_are_the_references(problem):
     tiles, tensors, options = problem
@@ -162,10 +162,10 @@ def test_values_and_gradients_are_the_references_many_times(problem):
 @pytest.mark.parametrize("value_net", gpu.NETS)
 @pytest.mark.parametrize("norm", gpu.NORMS)
 def test_every_norm_and_value_net_with_every_feature(norm, value_net):
-    mask = torch.rand(2, 1, 1, 11, generator=torch.Generator().manual_seed(1)) > 0.2
-    use_tiles(8, 8)
-    options = options_of(5, 11, causal=True, norm=norm, value_net=value_net, dropout=0.1, dropout_seed=2**50 + 3)
-    check(tensors_of(2, 3, 5, 11, 3, 2, mask), options)
+    mask = torch.rand(1, 1, 1, 7, generator=torch.Generator().manual_seed(1)) > 0.2
+    use_tiles(4, 4)
+    options = options_of(3, 7, causal=True, norm=norm, value_net=value_net, dropout=0.1, dropout_seed=2**50 + 3)
+    check(tensors_of(1, 3, 3, 7, 3, 2, mask), options)
 
 
 @pytest.mark.parametrize("matrix_units", [False, True])
@@ -219,8 +219,7 @@ def test_the_dropout_mask_is_every_backends():
         assert torch.equal(out[0, 0] > 0, keep_mask(dropout, seed, queries, keys, offset))
 
 
-@pytest.mark.parametrize("norm", gpu.NORMS)
-@pytest.mark.parametrize("value_net", ["linear", "relu"])
+@pytest.mark.parametrize(("norm", "value_net"), [("none", "relu"), ("rms_head", "linear"), ("softmax", "relu")])
 def test_a_query_that_sees_nothing_gets_zero(norm, value_net):
     mask = torch.tensor([True, False]).view(2, 1, 1, 1).expand(2, 1, 1, 5)
     tensors = tensors_of(2, 3, 5, 5, 2, 2, mask, band=False)
@@ -267,14 +266,13 @@ def test_values_outside_the_mask_are_never_read_into_the_result():
     """Padding may hold anything that is not a number."""
     tensors = tensors_of(1, 3, 5, 7, 2, 3, torch.arange(7).view(1, 1, 1, 7) < 5)
     tensors[1][:, :, 5:] = float("nan")
-    for norm in gpu.NORMS:
-        for value_net in ("linear", "silu"):
-            options = options_of(5, 7, norm=norm, value_net=value_net)
-            clean = [t[:, :, :5] if i in (1, 2) else t for i, t in enumerate(tensors)]
-            clean[3], clean[4] = None, tensors[4][:, :9]
-            out = fused(*tensors, options)[0]
-            wanted = plain(*map(double, clean), options | {"query_offset": 0})[0]
-            assert relative_error(out, wanted) <= FORWARD_BOUND
+    for norm, value_net in (("none", "linear"), ("rms_head", "silu"), ("softmax", "silu")):
+        options = options_of(5, 7, norm=norm, value_net=value_net)
+        clean = [t[:, :, :5] if i in (1, 2) else t for i, t in enumerate(tensors)]
+        clean[3], clean[4] = None, tensors[4][:, :9]
+        out = fused(*tensors, options)[0]
+        wanted = plain(*map(double, clean), options | {"query_offset": 0})[0]
+        assert relative_error(out, wanted) <= FORWARD_BOUND
 
 
 def arguments(norm="rms_head", value_net="relu", pooling="sum", requires_grad=True):
@@ -285,7 +283,7 @@ def arguments(norm="rms_head", value_net="relu", pooling="sum", requires_grad=Tr
     return (*tensors, True, 0.5, norm, value_net, pooling, 0.1, 12345, 2, "triton")
 
 
-@pytest.mark.parametrize(("norm", "value_net"), [("rms_head", "relu"), ("softmax", "silu"), ("none", "linear")])
+@pytest.mark.parametrize(("norm", "value_net"), [("rms_head", "relu"), ("softmax", "silu")])
 def test_opcheck(norm, value_net):
     torch.library.opcheck(forward_op, arguments(norm, value_net))
     plain_arguments = arguments(norm, value_net, requires_grad=False)

@@ -23,9 +23,9 @@ def run(marker, at_least):
 
 
 def test_the_kernels_under_the_interpreter():
-    run("not slow", at_least=50)
+    run("not slow", at_least=45)
 
 
 @pytest.mark.slow
 def test_the_kernels_under_the_interpreter_many_times():
-    run("slow", at_least=40)
+    run("slow", at_least=7)
