@@ -56,6 +56,7 @@ OTHERS = (
     Variant(16, 64, "rms_head", "relu", tf32=True),
     Variant(16, 64, "rms_head", "relu", "bfloat16"),
     Variant(8, 128, "softmax", "linear", "float16"),
+    Variant(32, 128, "rms_head", "relu", "bfloat16"),
     Variant(64, 128, "rms_head", "relu", "bfloat16"),
 )
 

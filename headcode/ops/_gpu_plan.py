@@ -19,6 +19,8 @@ from headcode.ops.registry import RMS_EPSILON
 
 WIDE_FROM = SMALLEST_PRODUCT
 """Narrower heads go one dim at a time, without padding."""
+MOST_HEADS_WIDE = 32
+"""With 64 heads the smallest tile for matrix units, 16×16 pairs, takes more shared memory than an A100 has."""
 PACK_FROM_LENGTH = 128
 """From this length on, inputs that are read one dim at a time are copied with their lengths innermost first, so that
 neighbouring threads read neighbouring numbers. For shorter ones the copies would cost more than the reads; a guess."""
@@ -55,8 +57,8 @@ class GpuCall:
         self.batch, self.heads, self.queries, self.qk_width = q.shape
         self.keys, self.v_width = k.shape[2], v.shape[3]
         self.precision = _gpu_tuning.float32_precision()
-        # Float32 in full precision is not for matrix units.
-        on_matrix_units = q.dtype != torch.float32 or self.precision != "ieee"
+        # Float32 in full precision is not for matrix units; tiles of more heads do not fit beside them.
+        on_matrix_units = (q.dtype != torch.float32 or self.precision != "ieee") and self.heads <= MOST_HEADS_WIDE
         self.qk_wide, self.v_wide = (on_matrix_units and w >= WIDE_FROM for w in (self.qk_width, self.v_width))
         self.q, self.k = self.laid_out(q, self.qk_wide), self.laid_out(k, self.qk_wide)
         self.v = self.laid_out(v, self.v_wide)

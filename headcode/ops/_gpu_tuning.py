@@ -53,7 +53,8 @@ def first_guess(call: GpuCall, kind: str) -> Tiles:
         return Tiles(size, size, *chunks, 4 * WARPS if call.padded_heads > SMALLEST_PRODUCT else 2 * WARPS)
     pairs = min(max(PAIRS // call.padded_heads, 1), LONGEST_TILE * SHORT_SIDE)
     if kind == "band":
-        return Tiles(square_root(pairs), square_root(pairs), NARROW_CHUNK, NARROW_CHUNK, WARPS)
+        size = square_root(pairs)
+        return Tiles(size, size, NARROW_CHUNK, NARROW_CHUNK, WARPS, registers=MOST_REGISTERS)
     # One dim at a time, a tile is summed over its keys (for k and v over its queries) across threads: a short side.
     short = min(SHORT_SIDE, square_root(pairs))
     queries, keys = (short, pairs // short) if kind == "key" else (pairs // short, short)

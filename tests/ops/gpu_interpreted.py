@@ -189,7 +189,9 @@ def test_many_tiles_with_the_librarys_own_cut(norm, value_net, width, precision)
     check(tensors_of(1, 5, 37, keys, width, width, mask), options)
 
 
-@pytest.mark.parametrize(("heads", "width"), [(1, 1), (64, 1), (1, 128), (64, 128)])
+@pytest.mark.parametrize(
+    ("heads", "width"), [(1, 1), (64, 1), (1, 128), (32, 128), pytest.param(64, 128, marks=pytest.mark.slow)]
+)
 def test_the_smallest_and_the_largest_heads(heads, width):
     torch.set_float32_matmul_precision("high")
     check(tensors_of(1, heads, 2, 3, width, width, band=width == 1), options_of(2, 3, scale=width**-0.5))
