@@ -59,11 +59,16 @@ def open_browser(width: int = 1400, height: int = 900, dark: bool = False):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     browser = webdriver.Chrome(options=options, service=Service(paths[1]))
+    show_as(browser, width, height, dark)
+    return browser
+
+
+def show_as(browser, width: int, height: int, dark: bool) -> None:
+    """The size of the window, and whether its owner likes the dark."""
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-    return browser
 
 
 def requested(browser) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("selenium", reason="the browser tests need selenium (pip install -e '.[dev]')")
 
-from live import browser_paths, complaints, open_browser, requested, running
+from live import browser_paths, complaints, open_browser, requested, running, show_as
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
@@ -296,28 +296,37 @@ def test_a_sentence_under_the_lens(visit):
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1400, 390])
-def test_nothing_is_cut_or_overlaps(address, width, dark):
+def test_nothing_is_cut_or_overlaps(visit, shared, width, dark):
     """No sideways scrolling, cards apart from one another, plots inside their cards; dark means dark."""
-    browser = open_browser(width, 900 if width > 600 else 844, dark)
+    show_as(shared, width, 900 if width > 600 else 844, dark)
     try:
         for search in (SEARCH, "?model=zoo/logic-hyla&other=zoo/logic-softmax&shown=1&n=3"):
-            browser.get(address + "/" + search)
-            settled(browser)
-            until(browser, lambda: all_of(browser, "#network-0 .heatmaplayer image, #network-0 .hm image"))
-            assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-            boxes = [card.rect for card in all_of(browser, ".card") if card.is_displayed()]
-            assert len(boxes) >= 6
-            for i, one in enumerate(boxes):
-                for two in boxes[:i]:
-                    apart = one["x"] >= two["x"] + two["width"] or two["x"] >= one["x"] + one["width"]
-                    apart |= one["y"] >= two["y"] + two["height"] or two["y"] >= one["y"] + one["height"]
-                    assert apart, (one, two)
-            for graph in [each for each in all_of(browser, ".graph") if each.is_displayed()]:
-                inside, around = graph.rect, graph.find_element(By.XPATH, "./ancestor::section").rect
-                assert inside["y"] + inside["height"] <= around["y"] + around["height"] + 1
-                assert inside["x"] + inside["width"] <= around["x"] + around["width"] + 1
-            ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+            check_layout(visit(search), width)
+            ground = shared.execute_script("return getComputedStyle(document.body).backgroundColor")
             assert (sum(map(int, ground[4:-1].split(","))) < 200) == dark
-        assert complaints(browser) == []
     finally:
-        browser.quit()
+        show_as(shared, 1400, 900, False)
+
+
+BOXES = """
+const seen = [...document.querySelectorAll(arguments[0])].filter(e => e.offsetParent !== null);
+return seen.map(e => [e, e.closest("section")].map(one => {
+  const box = one.getBoundingClientRect();
+  return [box.left, box.top, box.right, box.bottom];
+}));
+"""
+
+
+def check_layout(browser, width):
+    until(browser, lambda: all_of(browser, "#network-0 .heatmaplayer image, #network-0 .hm image"))
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    cards = [own for own, _ in browser.execute_script(BOXES, ".card")]
+    assert len(cards) >= 6
+    for i, (left, top, right, bottom) in enumerate(cards):
+        for other in cards[:i]:
+            apart = left >= other[2] or other[0] >= right or top >= other[3] or other[1] >= bottom
+            assert apart, (cards[i], other)
+    graphs = browser.execute_script(BOXES, ".graph")
+    assert len(graphs) >= 4
+    for own, card in graphs:
+        assert own[0] >= card[0] - 1 and own[2] <= card[2] + 1 and own[3] <= card[3] + 1, (own, card)
