@@ -33,7 +33,7 @@ SELECTION = (
 )
 SETTING_WORDS = (
     "Laptop scale is not the paper's setting: 2 features, Muon, relative and learned positions, aligned puzzles first, "
-    "no attention dropout; the same for every method."
+    "no attention dropout; the same for every method, but found and its length set by watching `hyla` alone."
 )
 CEILING_PUZZLES = {"smoke": 500, "laptop": 20_000, "paper": 100_000}
 
