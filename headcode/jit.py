@@ -61,6 +61,15 @@ def njit(**options: Any) -> Callable[[Callable], Callable]:
     return decorate
 
 
+def address_of(kernel: Any) -> int:
+    """The address of a kernel that takes one 64-bit number, compiled if need be: for callers other than Python."""
+    from numba import types
+
+    kernel.compile((types.int64,))
+    compiled = kernel.overloads[(types.int64,)]
+    return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name)
+
+
 def _or_nothing(function: Callable) -> Callable:
     """The function, which returns None where it would fail: a damaged cache file may raise anything."""
 

@@ -8,7 +8,10 @@ import numpy as np
 from headcode.jit import njit
 from headcode.ops._block_stages import (
     CHUNK,
+    NUMBERS,
     PADDING,
+    SPECS,
+    WORDS,
     activate_backward,
     activate_rows,
     copy_rows,
@@ -24,13 +27,13 @@ from headcode.ops._tiles import add_outer, add_product
 
 
 @njit()
-def feed_backward_kernel(specs, counter, numbers):  # type: ignore[no-untyped-def]
+def feed_backward_kernel(address):  # type: ignore[no-untyped-def]
     """From grad_out to grad_middle and grad_attended.
 
     A part holds the gradients of inner weight, hidden weight, output weight, inner bias, output bias, norm weight, norm
     bias and hidden bias.
     """
-    p = specs[0]
+    p, counter, numbers = array_at(address, SPECS)[0], array_at(address, WORDS), NUMBERS
     attended, middle, hidden = array_at(p.attended, numbers), array_at(p.middle, numbers), array_at(p.hidden, numbers)
     grad_out, grad_middle = array_at(p.grad_out, numbers), array_at(p.grad_middle, numbers)
     grad_attended, parts = array_at(p.grad_attended, numbers), array_at(p.parts, numbers)
@@ -122,12 +125,12 @@ def feed_backward_kernel(specs, counter, numbers):  # type: ignore[no-untyped-de
 
 
 @njit()
-def project_backward_kernel(specs, counter, numbers):  # type: ignore[no-untyped-def]
+def project_backward_kernel(address):  # type: ignore[no-untyped-def]
     """From grad_projected, and grad_middle where there is one, to grad_x: filled, or added to where it has begun.
 
     A part holds the gradients of weight, norm weight, norm bias and bias.
     """
-    p = specs[0]
+    p, counter, numbers = array_at(address, SPECS)[0], array_at(address, WORDS), NUMBERS
     x, grad_x, weight = array_at(p.x, numbers), array_at(p.grad_x, numbers), array_at(p.weight, numbers)
     grad_middle, parts = array_at(p.grad_middle, numbers), array_at(p.parts, numbers)
     grad_projected = array_at(p.grad_projected, numbers)

@@ -3,7 +3,16 @@
 import numpy as np
 
 from headcode.jit import njit
-from headcode.ops._block_stages import CHUNK, PADDING, activate_rows, normalise, row_of
+from headcode.ops._block_stages import (
+    CHUNK,
+    NUMBERS,
+    PADDING,
+    SPECS,
+    WORDS,
+    activate_rows,
+    normalise,
+    row_of,
+)
 from headcode.ops._cpu_packing import array_at
 from headcode.ops._simd import LANES, load, rolled, store, take_next
 from headcode.ops._simd_math import add
@@ -11,9 +20,9 @@ from headcode.ops._tiles import add_product
 
 
 @njit()
-def project_kernel(specs, counter, numbers):  # type: ignore[no-untyped-def]
+def project_kernel(address):  # type: ignore[no-untyped-def]
     """projected = LN(x) W + b, of the tokens taken."""
-    p = specs[0]
+    p, counter, numbers = array_at(address, SPECS)[0], array_at(address, WORDS), NUMBERS
     x, weight, bias = array_at(p.x, numbers), array_at(p.weight, numbers), array_at(p.bias, numbers)
     norm_weight, norm_bias = array_at(p.norm_weight, numbers), array_at(p.norm_bias, numbers)
     projected = array_at(p.projected, numbers)
@@ -33,9 +42,9 @@ def project_kernel(specs, counter, numbers):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def feed_kernel(specs, counter, numbers):  # type: ignore[no-untyped-def]
+def feed_kernel(address):  # type: ignore[no-untyped-def]
     """middle = x + attended W + b, out = middle + feed-forward(LN(middle)); keeps middle and the hidden layer."""
-    p = specs[0]
+    p, counter, numbers = array_at(address, SPECS)[0], array_at(address, WORDS), NUMBERS
     x, attended, middle = array_at(p.x, numbers), array_at(p.attended, numbers), array_at(p.middle, numbers)
     hidden, out = array_at(p.hidden, numbers), array_at(p.out, numbers)
     output_weight, output_bias = array_at(p.output_weight, numbers), array_at(p.output_bias, numbers)

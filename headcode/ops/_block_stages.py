@@ -20,6 +20,7 @@ BLOCK_SPEC = np.dtype(
     [
         (name, np.int64)
         for name in (
+            "counter",  # of tasks that were taken; stands first
             # tokens: all in all, and how many of each sequence of which length, from where on; tokens per task
             *("tokens", "taken", "length", "first", "tasks", "task_tokens"),
             # widths: of the model, of a projection, of the heads together, and of the feed-forward before and after its
@@ -35,7 +36,10 @@ BLOCK_SPEC = np.dtype(
     ]
     + [("epsilon", np.float64)]
 )
-"""A call, as the kernels see it."""
+"""A call, as the kernels see it: they get the address of such a record."""
+
+SPECS, WORDS, NUMBERS = np.empty(0, BLOCK_SPEC), np.empty(0, np.int64), np.empty(0, np.float32)
+"""Empty arrays, which tell types."""
 
 
 @stage

@@ -16,13 +16,20 @@ import numpy as np
 
 from headcode.jit import njit
 from headcode.ops._cpu_packing import (
+    DOUBLE,
+    FOUR,
     GRAD,
     GRAD_K,
     GRAD_Q,
     GRAD_V,
     LINEAR,
+    OCTETS,
     RMS_HEAD,
+    SINGLE,
     SOFTMAX,
+    SPECS,
+    TWO,
+    WORDS,
     K,
     Q,
     V,
@@ -31,6 +38,7 @@ from headcode.ops._cpu_packing import (
     pack_tile,
     place_in_tile,
     stage,
+    table_at,
     task_range,
     unpack_rows,
     unpack_tile,
@@ -66,10 +74,10 @@ from headcode.ops._simd import (
 from headcode.ops._simd_math import add, multiply, subtract
 
 
-@njit()
-def backward_kernel(specs, tensors, counter, like, numbers, octets):  # type: ignore[no-untyped-def]
-    """Take tasks until none is left. `numbers` and `octets` are empty arrays that tell the types."""
-    p = specs[0]
+@stage
+def _backward(address, like, numbers):  # type: ignore[no-untyped-def]
+    p, counter = array_at(address, SPECS)[0], array_at(address, WORDS)
+    tensors = table_at(p.tensors)
     heads, block, queries = p.heads, p.block, p.queries
     qk_row, v_row = heads * p.qk_padded, heads * p.v_padded
     dtype = numbers.dtype
@@ -115,7 +123,7 @@ def backward_kernel(specs, tensors, counter, like, numbers, octets):  # type: ig
             grad_query[:] = 0
             for key in range(k0, k1, block):
                 count = num_lanes(p, key)
-                fill_visible(visible, key_hidden, p, b, key, octets)
+                fill_visible(visible, key_hidden, p, b, key, OCTETS)
                 pack_tile(key_tile, tensors[K], b, key, p, p.qk_width, p.qk_padded, visible, like)
                 pack_tile(value_tile, tensors[V], b, key, p, p.v_width, p.v_padded, visible, like)
                 grad_key[:] = 0
@@ -340,3 +348,21 @@ def _band_backward(grad_band, start, grad_s, p, count):  # type: ignore[no-untyp
         for j in range(0, count, LANES):
             rolled()
             store(grad_band, place + j, add(load(grad_band, place + j), load(grad_s, line * p.block + j)))
+
+
+@njit()
+def backward_kernel(address):  # type: ignore[no-untyped-def]
+    """Take tasks until none is left, of the call whose record is at the address."""
+    _backward(address, FOUR, SINGLE)
+
+
+@njit()
+def backward_narrow_kernel(address):  # type: ignore[no-untyped-def]
+    """The same for widths up to 2."""
+    _backward(address, TWO, SINGLE)
+
+
+@njit()
+def backward_double_kernel(address):  # type: ignore[no-untyped-def]
+    """The same in float64."""
+    _backward(address, TWO, DOUBLE)

@@ -9,7 +9,25 @@ import numpy as np
 
 from headcode.jit import njit
 from headcode.ops._cpu_backward import hidden_backward, mix_gradients
-from headcode.ops._cpu_packing import GRAD, K, Q, V, array_at, pack_rows, pack_tile, stage, task_range
+from headcode.ops._cpu_packing import (
+    DOUBLE,
+    FOUR,
+    GRAD,
+    OCTETS,
+    SINGLE,
+    SPECS,
+    TWO,
+    WORDS,
+    K,
+    Q,
+    V,
+    array_at,
+    pack_rows,
+    pack_tile,
+    stage,
+    table_at,
+    task_range,
+)
 from headcode.ops._cpu_stages import (
     band_start,
     fill_visible,
@@ -24,10 +42,10 @@ from headcode.ops._simd import LANES, constant, dot_rows, load, load_rows, mulad
 from headcode.ops._simd_math import lane_sum
 
 
-@njit()
-def delta_kernel(specs, tensors, counter, like, numbers, octets):  # type: ignore[no-untyped-def]
-    """Take tasks until none is left. `numbers` and `octets` are empty arrays that tell the types."""
-    p = specs[0]
+@stage
+def _delta(address, like, numbers):  # type: ignore[no-untyped-def]
+    p, counter = array_at(address, SPECS)[0], array_at(address, WORDS)
+    tensors = table_at(p.tensors)
     heads, block, keys = p.heads, p.block, p.keys
     qk_row, v_row = heads * p.qk_padded, heads * p.v_padded
     dtype = numbers.dtype
@@ -57,7 +75,7 @@ def delta_kernel(specs, tensors, counter, like, numbers, octets):  # type: ignor
             pack_rows(grad, tensors[GRAD], b, q0, q1, heads, p.v_width, p.v_padded, 1.0)
             for key in range(0, keys, block):
                 count = num_lanes(p, key)
-                fill_visible(visible, key_hidden, p, b, key, octets)
+                fill_visible(visible, key_hidden, p, b, key, OCTETS)
                 pack_tile(key_tile, tensors[K], b, key, p, p.qk_width, p.qk_padded, visible, like)
                 pack_tile(value_tile, tensors[V], b, key, p, p.v_width, p.v_padded, visible, like)
                 for i in range(first_seeing(p, key, q0), q1, 2):
@@ -90,3 +108,21 @@ def _add_delta(delta, place, s, p, grad_mixed, tile, num_queries, count, like): 
                 pulled = dot_rows(gradients, values, constant(s, 0.0))
                 total = muladd(pulled, load(s, line * block + j), total)
         delta[place + second + h * p.queries] += lane_sum(total)
+
+
+@njit()
+def delta_kernel(address):  # type: ignore[no-untyped-def]
+    """Take tasks until none is left, of the call whose record is at the address."""
+    _delta(address, FOUR, SINGLE)
+
+
+@njit()
+def delta_narrow_kernel(address):  # type: ignore[no-untyped-def]
+    """The same for widths up to 2."""
+    _delta(address, TWO, SINGLE)
+
+
+@njit()
+def delta_double_kernel(address):  # type: ignore[no-untyped-def]
+    """The same in float64."""
+    _delta(address, TWO, DOUBLE)

@@ -4,10 +4,17 @@ import numpy as np
 
 from headcode.jit import njit
 from headcode.ops._cpu_packing import (
+    DOUBLE,
+    FOUR,
     LINEAR,
+    OCTETS,
     OUT,
     RMS_HEAD,
+    SINGLE,
     SOFTMAX,
+    SPECS,
+    TWO,
+    WORDS,
     K,
     Q,
     V,
@@ -16,6 +23,7 @@ from headcode.ops._cpu_packing import (
     pack_tile,
     place_in_tile,
     stage,
+    table_at,
     task_range,
     unpack_rows,
 )
@@ -50,10 +58,10 @@ from headcode.ops._simd import (
 from headcode.ops._simd_math import multiply
 
 
-@njit()
-def forward_kernel(specs, tensors, counter, like, numbers, octets):  # type: ignore[no-untyped-def]
-    """Take tasks until none is left. `numbers` and `octets` are empty arrays that tell the types."""
-    p = specs[0]
+@stage
+def _forward(address, like, numbers):  # type: ignore[no-untyped-def]
+    p, counter = array_at(address, SPECS)[0], array_at(address, WORDS)
+    tensors = table_at(p.tensors)
     heads, block, keys = p.heads, p.block, p.keys
     qk_row, v_row = heads * p.qk_padded, heads * p.v_padded
     dtype = numbers.dtype
@@ -89,7 +97,7 @@ def forward_kernel(specs, tensors, counter, like, numbers, octets):  # type: ign
             for step in range(0 if several else 1, 2):
                 for key in range(0, keys, block):
                     count = num_lanes(p, key)
-                    fill_visible(visible, key_hidden, p, b, key, octets)
+                    fill_visible(visible, key_hidden, p, b, key, OCTETS)
                     pack_tile(key_tile, tensors[K], b, key, p, p.qk_width, p.qk_padded, visible, like)
                     if step == 1:
                         pack_tile(value_tile, tensors[V], b, key, p, p.v_width, p.v_padded, visible, like)
@@ -191,3 +199,21 @@ def rms_factors(factor, s, p, count):  # type: ignore[no-untyped-def]
                 square = muladd(score, score, square)
             place = second * p.block + j
             store(factor, place, multiply(load(factor, place), rms_inverse(square, p, s)))
+
+
+@njit()
+def forward_kernel(address):  # type: ignore[no-untyped-def]
+    """Take tasks until none is left, of the call whose record is at the address."""
+    _forward(address, FOUR, SINGLE)
+
+
+@njit()
+def forward_narrow_kernel(address):  # type: ignore[no-untyped-def]
+    """The same for widths up to 2."""
+    _forward(address, TWO, SINGLE)
+
+
+@njit()
+def forward_double_kernel(address):  # type: ignore[no-untyped-def]
+    """The same in float64."""
+    _forward(address, TWO, DOUBLE)

@@ -23,6 +23,8 @@ SPEC = np.dtype(
     [
         (name, np.int64)
         for name in (
+            # tasks that were taken (stands first), and the address of the table of tensors
+            *("counter", "tensors"),
             # shapes: queries, keys and batch entries; widths as given and as padded; keys per block
             *("batch", "heads", "queries", "keys", "qk_width", "v_width", "qk_padded", "v_padded", "block"),
             *("norm", "net", "causal", "query_offset", "threshold", "stream"),
@@ -35,7 +37,13 @@ SPEC = np.dtype(
     ]
     + [(name, np.float64) for name in ("scale", "keep_scale", "epsilon")]
 )
-"""A call, as the kernels see it."""
+"""A call, as the kernels see it: they get the address of such a record."""
+
+SPECS, WORDS, OCTETS = np.empty(0, SPEC), np.empty(0, np.int64), np.empty(0, np.uint8)
+"""Empty arrays, which tell types."""
+# What makes a kernel's variants: the type of the numbers, and the rows of dims that are held in registers.
+SINGLE, DOUBLE = np.empty(0, np.float32), np.empty(0, np.float64)
+TWO, FOUR = (0,) * 2, (0,) * 4
 
 Q, K, V, OUT, GRAD, GRAD_Q, GRAD_K, GRAD_V = range(8)
 """Rows of the kernels' table of tensors: an address, then the strides of batch, head, length and dim."""
@@ -47,6 +55,12 @@ ANYWHERE = 2**48
 def array_at(address, like):  # type: ignore[no-untyped-def]
     """The memory from an address on, as an array of like's type whose end nobody checks."""
     return carray(memory(address, like), ANYWHERE)
+
+
+@stage
+def table_at(address):  # type: ignore[no-untyped-def]
+    """The table of a call's tensors."""
+    return carray(memory(address, WORDS), (8, 5))
 
 
 @stage

@@ -8,6 +8,7 @@ nothing has to leave the cache for a bias, a residual or a gradient to be added.
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -33,6 +34,7 @@ from headcode.ops._simd_math import add
 
 COLUMNS = 16
 SIX, TWO, ONE = (0,) * 6, (0,) * 2, (0,)
+WORDS, NUMBERS = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 @intrinsic
@@ -160,26 +162,28 @@ def add_outer(c, c_place, begun, zeros, a, a_place, a_row, b, b_place, b_row, m,
 
 
 @njit()
-def pack_kernel(jobs, counter, numbers, like):  # type: ignore[no-untyped-def]
-    """Bring weights into panels; a job is a row: address of the matrix, its sizes n and k, address of the panels, …
+def pack_kernel(address):  # type: ignore[no-untyped-def]
+    """Bring float32 weights into panels. At the address: tasks taken, number of jobs, then the jobs, six words each.
 
-    For products that sum over k, those of the transpose, (n/16, k, 16): `depth` is 0. For products that sum over n,
-    those of the matrix itself, (k/16, depth, 16), in which its n rows stand from row `first` on: other matrices, whose
-    rows are summed over as well, have their places before and after.
+    A job is the address of a matrix, its sizes n and k, the address of its panels, depth and first. For products that
+    sum over k, the panels are those of the transpose, (n/16, k, 16), and depth is 0. For products that sum over n, they
+    are those of the matrix itself, (k/16, depth, 16), in which its n rows stand from row `first` on: other matrices,
+    whose rows are summed over as well, have their places before and after.
     """
+    words = array_at(address, WORDS)
     while True:
-        task = take_next(counter)
-        if task >= jobs.shape[0]:
+        task = take_next(words)
+        if task >= words[1]:
             return
-        job = jobs[task]
-        source, target = array_at(job[0], numbers), array_at(job[3], numbers)
-        n, k, depth, first = job[1], job[2], job[4], job[5]
+        job = 2 + 6 * task
+        source, target = array_at(words[job], NUMBERS), array_at(words[job + 3], NUMBERS)
+        n, k, depth, first = words[job + 1], words[job + 2], words[job + 4], words[job + 5]
         if depth == 0:
             for row in range(0, n, LANES):
                 for column in range(0, k, LANES):
                     rolled()
                     at = row // COLUMNS * COLUMNS * k + column * COLUMNS + row % COLUMNS
-                    transpose(source, row * k + column, k, target, at, COLUMNS, like)
+                    transpose(source, row * k + column, k, target, at, COLUMNS, ONE)
         else:
             for column in range(0, k, COLUMNS):
                 for row in range(n):
@@ -190,11 +194,16 @@ def pack_kernel(jobs, counter, numbers, like):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def sum_kernel(parts, num_parts, size, total, piece, counter, numbers):  # type: ignore[no-untyped-def]
-    """total = parts[0] + parts[1] + …, in this order; each task sums a piece of the numbers."""
-    source, target = array_at(parts, numbers), array_at(total, numbers)
+def sum_kernel(address):  # type: ignore[no-untyped-def]
+    """total = parts[0] + parts[1] + …, float32, in this order; each task sums a piece of the numbers.
+
+    At the address: tasks taken, the addresses of parts and total, the number of parts, their size, and that of a piece.
+    """
+    words = array_at(address, WORDS)
+    source, target = array_at(words[1], NUMBERS), array_at(words[2], NUMBERS)
+    num_parts, size, piece = words[3], words[4], words[5]
     while True:
-        begin = take_next(counter) * piece
+        begin = take_next(words) * piece
         if begin >= size:
             return
         for place in range(begin, min(begin + piece, size), LANES):

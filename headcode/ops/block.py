@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headcode.jit import address_of
 from headcode.ops import cpu
-from headcode.ops.team import run_in_team
+from headcode.ops.team import run_native_in_team
 
 COLUMNS = 16
 """All widths must be multiples of it: the kernels' tiles are that wide."""
@@ -326,39 +327,39 @@ class _Panels:
     def pack(self) -> tuple[Tensor, ...]:
         panels = self._like.new_empty(sum(self._sizes))
         start = panels.data_ptr()
-        jobs = np.array(
-            [(m.data_ptr(), *m.shape, start + 4 * place, depth, first) for m, place, depth, first in self._jobs]
-        )
-        kernels = _kernels()
-        counter = np.zeros(1, np.int64)
-        work = functools.partial(kernels.pack, jobs, counter, kernels.numbers, (0,))
-        run_in_team(work, min(torch.get_num_threads(), len(jobs)))
+        words = [0, len(self._jobs)]
+        for matrix, place, depth, first in self._jobs:
+            words += (matrix.data_ptr(), *matrix.shape, start + panels.itemsize * place, depth, first)
+        _run("pack", np.array(words), len(self._jobs))
         return panels.split(self._sizes)
 
 
-class _Kernels(NamedTuple):
-    by_name: dict[str, Callable[..., None]]
-    pack: Callable[..., None]
-    sum: Callable[..., None]
-    spec: np.dtype[Any]
-    numbers: np.ndarray
-    """An empty array, which tells the kernels the type."""
+@functools.cache
+def _kernels() -> dict[str, int]:
+    """Addresses of the compiled kernels."""
+    from headcode.ops import _block_backward, _block_forward, _tiles
+
+    kernels = {
+        "project": _block_forward.project_kernel,
+        "feed": _block_forward.feed_kernel,
+        "feed_backward": _block_backward.feed_backward_kernel,
+        "project_backward": _block_backward.project_backward_kernel,
+        "pack": _tiles.pack_kernel,
+        "sum": _tiles.sum_kernel,
+    }
+    return {name: address_of(kernel) for name, kernel in kernels.items()}
 
 
 @functools.cache
-def _kernels() -> _Kernels:
-    from headcode.ops._block_backward import feed_backward_kernel, project_backward_kernel
-    from headcode.ops._block_forward import feed_kernel, project_kernel
+def _record() -> tuple[np.dtype[Any], dict[str, int]]:
+    """The record that describes a call, and which of its fields is which."""
     from headcode.ops._block_stages import BLOCK_SPEC
-    from headcode.ops._tiles import pack_kernel, sum_kernel
 
-    by_name = {
-        "project": project_kernel,
-        "feed": feed_kernel,
-        "feed_backward": feed_backward_kernel,
-        "project_backward": project_backward_kernel,
-    }
-    return _Kernels(by_name, pack_kernel, sum_kernel, BLOCK_SPEC, np.empty(0, np.float32))
+    return BLOCK_SPEC, {name: place for place, name in enumerate(BLOCK_SPEC.names or ())}
+
+
+def _run(name: str, words: np.ndarray, num_tasks: int) -> None:
+    run_native_in_team(_kernels()[name], words.ctypes.data, min(torch.get_num_threads(), num_tasks))
 
 
 def _share_out(tokens: int) -> tuple[int, int]:
@@ -369,24 +370,23 @@ def _share_out(tokens: int) -> tuple[int, int]:
 
 
 def _launch(name: str, **fields: Any) -> None:
-    kernels = _kernels()
+    record, places = _record()
     fields["tasks"], fields["task_tokens"] = _share_out(fields["tokens"])
-    numbers = {key: value.data_ptr() if isinstance(value, Tensor) else value for key, value in fields.items()}
-    spec = np.array([tuple(numbers.get(field) or 0 for field in kernels.spec.names or ())], kernels.spec)
-    work = functools.partial(kernels.by_name[name], spec, np.zeros(1, np.int64), kernels.numbers)
-    run_in_team(work, min(torch.get_num_threads(), fields["tasks"]))
+    values: list[Any] = [0] * len(places)
+    for field, value in fields.items():
+        if value is not None:
+            values[places[field]] = value.data_ptr() if isinstance(value, Tensor) else value
+    _run(name, np.array([tuple(values)], record), fields["tasks"])
 
 
 def _summed(name: str, sizes: list[int], like: Tensor, **fields: Any) -> tuple[Tensor, ...]:
     """Launch a kernel whose tasks sum up gradients, `sizes` of them, and add up what they have."""
-    kernels = _kernels()
     num_tasks, _ = _share_out(fields["tokens"])
     size = sum(sizes)
     parts, total = like.new_empty(num_tasks, size), like.new_empty(size)
     _launch(name, **fields, parts=parts, part_size=size)
     if num_tasks == 1:
         return parts[0].split(sizes)
-    counter = np.zeros(1, np.int64)
-    arguments = (parts.data_ptr(), num_tasks, size, total.data_ptr(), PIECE, counter, kernels.numbers)
-    run_in_team(functools.partial(kernels.sum, *arguments), torch.get_num_threads())
+    words = np.array([0, parts.data_ptr(), total.data_ptr(), num_tasks, size, PIECE])
+    _run("sum", words, -(-size // PIECE))
     return total.split(sizes)

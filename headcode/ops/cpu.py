@@ -7,17 +7,17 @@ into tasks by the shapes alone and summed in a fixed order, so results are bitwi
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headcode.jit import why_disabled
+from headcode.jit import address_of, why_disabled
 from headcode.ops import dropout as dropout_hash
 from headcode.ops.registry import RMS_EPSILON
-from headcode.ops.team import run_in_team
+from headcode.ops.team import run_native_in_team
 
 if TYPE_CHECKING:
     from headcode.ops.backends import Problem
@@ -262,26 +262,20 @@ class _Call:
         return num_groups * num_splits, num_splits
 
     def launch(self, name: str) -> None:
-        kernel, record, numbers, octets = _kernel(name, self.dtype)
+        variant = "_double" if self.dtype == torch.float64 else "_narrow" if self.num_rows == 2 else ""
+        record, kernel = _kernel(name, variant)
+        self.fields["tensors"] = self.tensors.ctypes.data
         spec = np.array([tuple(self.fields.get(field, 0) for field in record.names or ())], record)
-        counter = np.zeros(1, np.int64)
-        work = functools.partial(kernel, spec, self.tensors, counter, (0,) * self.num_rows, numbers, octets)
-        run_in_team(work, min(torch.get_num_threads(), self.fields["tasks"]))
+        run_native_in_team(kernel, spec.ctypes.data, min(torch.get_num_threads(), self.fields["tasks"]))
 
 
 @functools.cache
-def _kernel(name: str, dtype: torch.dtype) -> tuple[Callable[..., None], np.dtype[Any], np.ndarray, np.ndarray]:
-    """A kernel, its record type, and the empty arrays that tell it the types of numbers and of masks."""
-    if name == "forward":
-        from headcode.ops._cpu_forward import forward_kernel as kernel
-    elif name == "backward":
-        from headcode.ops._cpu_backward import backward_kernel as kernel
-    else:
-        from headcode.ops._cpu_delta import delta_kernel as kernel
+def _kernel(name: str, variant: str) -> tuple[np.dtype[Any], int]:
+    """The record that describes a call, and the address of a kernel."""
     from headcode.ops._cpu_packing import SPEC
 
-    number = np.float64 if dtype == torch.float64 else np.float32
-    return kernel, SPEC, np.empty(0, number), np.empty(0, np.uint8)
+    module = importlib.import_module(f"headcode.ops._cpu_{name}")
+    return SPEC, address_of(getattr(module, f"{name}{variant}_kernel"))
 
 
 def _sum_parts(parts: Tensor) -> Tensor:

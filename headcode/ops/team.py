@@ -52,6 +52,18 @@ def run_in_team(work: Callable[[], None], num_threads: int) -> None:
         raise errors[0]
 
 
+def run_native_in_team(function: int, argument: int, num_threads: int) -> None:
+    """Call compiled code, by its address and with one address, at once in this thread and num_threads - 1 others.
+
+    The others need not hold the GIL for it, nor wait for whoever holds it.
+    """
+    parallel = None if _forked or num_threads <= 1 else _openmp_parallel()
+    if parallel is None:
+        run_in_threads(functools.partial(_Body(function), argument), num_threads)
+    else:
+        parallel(ctypes.cast(function, _Body), argument, num_threads, 0)
+
+
 @functools.cache
 def _openmp_parallel() -> Callable[..., None] | None:
     """GOMP_parallel of the OpenMP library that torch has loaded; None where there is none to be found."""

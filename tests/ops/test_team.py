@@ -1,5 +1,6 @@
 """Kernels on torch's own OpenMP threads: all of them work, errors come back, forks and strangers use the pool."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -82,3 +83,22 @@ def test_after_a_fork_the_pool_serves():
         "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0 and not team._forked\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_code_by_its_address_runs_in_the_team(forked, monkeypatch):
+    """On torch's threads or on our own: each gets the argument."""
+    monkeypatch.setattr(team, "_forked", forked)
+    meeting, seen = threading.Barrier(2, timeout=30), []
+
+    def body(argument):
+        meeting.wait()
+        seen.append((argument, threading.get_ident()))
+
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(body)
+    team.run_native_in_team(ctypes.cast(callback, ctypes.c_void_p).value, 4711, 2)
+    assert [argument for argument, _ in seen] == [4711, 4711]
+    assert len({thread for _, thread in seen}) == 2
+    meeting = threading.Barrier(1)
+    team.run_native_in_team(ctypes.cast(callback, ctypes.c_void_p).value, 4713, 1)
+    assert seen[2:] == [(4713, threading.get_ident())]
