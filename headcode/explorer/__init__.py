@@ -4,5 +4,8 @@ app.py        the Dash app, put together          security.py   headers, hosts, 
 catalogue.py  the models that were given, opened  state.py      the address bar: read, checked, written
 puzzles.py    SRAVEN   functions.py  fuzzy logic   sentences.py  the lens
 inside.py     codes, networks, patches            atlas.py      codes of many instances: map and neighbours
-panels.py     puzzles as SVG                      figures.py    plots   cards.py, layout.py   the page   assets/
+panels.py     puzzles as SVG                      figures.py    plots
+layout.py     the page's frame                    callbacks.py  what happens when the address changes
+stage.py      its left side: the question         slots.py      its right side: a model's column
+parts.py      pieces of both                      assets/       style sheet, links without reloading
 """

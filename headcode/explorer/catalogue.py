@@ -11,6 +11,7 @@ from headcode.analysis.runs import OpenRun, open_run
 from headcode.explorer.sentences import Lens
 from headcode.explorer.state import Limits
 from headcode.tasks import FuzzyLogic, SRaven, Task
+from headcode.train.folder import read_run_config
 
 COMPUTING = threading.RLock()
 """One forward pass at a time: captured and edited codes hang on the modules, and two cores gain nothing from more."""
@@ -115,6 +116,10 @@ def zoo_models() -> list[str]:
     """All models of the zoo that the explorer can show, SRAVEN first, the best of each task's methods first."""
     order = {"hyla": 0, "softmax": 1, "linear": 2}
     cards = [(zoo.card(name), name) for name in zoo.names()]
-    cards = [(card, name) for card, name in cards if card["task"] in ("sraven", "logic")]
+    cards = [(card, name) for card, name in cards if card["task"] in ("sraven", "logic") and not _crosses(name)]
     cards.sort(key=lambda each: (each[0]["task"] != "sraven", order.get(each[0]["method"], 9), each[1]))
     return [f"zoo/{name}" for _, name in cards]
+
+
+def _crosses(name: str) -> bool:
+    return read_run_config(zoo.folder(name)).model.cross_layers > 0

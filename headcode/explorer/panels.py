@@ -60,7 +60,7 @@ def _pointer(value: int) -> str:
     direction = np.array([math.sin(angle), math.cos(angle)])
     across = np.array([direction[1], -direction[0]])
     foot = 50 + 48.5 * direction * (1.34 if value % 2 else 1.0)
-    return _polygon(np.stack([foot + 7 * across, foot - 7 * across, foot - 10.5 * direction]), _glyphs.INK, "#fff", 1)
+    return _polygon(np.stack([foot + 7 * across, foot - 7 * across, foot - 10.5 * direction]), "#6b7585", "#fff", 1)
 
 
 def _polygon(corners: np.ndarray, fill: str, edge: str, width: float) -> str:
