@@ -18,7 +18,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from headcode.nn.attention import HyperAttention
 from headcode.nn.checks import check_queries
 from headcode.nn.feedforward import GeluFeedForward, SwigluFeedForward
-from headcode.nn.position import RelativeBias
+from headcode.nn.position import RelativeBias, relative_bucket
 from headcode.ops import cpu, eager
 from headcode.ops.block import COLUMNS, BlockCall, BlockWeights, fused_block
 from headcode.ops.checks import resolve_seed
@@ -50,7 +50,7 @@ def run_fused(block: TransformerBlock, x: Tensor, queries: slice | None, dropout
         last=last,
         gated=isinstance(block.feedforward, SwigluFeedForward),
         epsilons=(block.attention_norm.eps, block.feedforward_norm.eps),
-        buckets=None if relative is None else relative.places(last - first, x.shape[1], first),
+        buckets=None if relative is None else _places(relative.num_buckets, last - first, x.shape[1], first),
         attention={
             "causal": attention.causal,
             "scale": 1 / math.sqrt(attention.query_proj.out_features // attention.num_heads),
@@ -61,9 +61,41 @@ def run_fused(block: TransformerBlock, x: Tensor, queries: slice | None, dropout
             "dropout_seed": seed,
             "query_offset": first,
         },
-        differentiable=functools.partial(block.run_op_by_op, queries=queries, dropout_seed=seed),
+        differentiable=functools.partial(_run_op_by_op, block, queries, seed),
     )
     return fused_block(x, weights, call)
+
+
+class _OpByOp(nn.Module):
+    def __init__(self, block: TransformerBlock) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, *arguments: Any) -> Tensor:
+        return self.block.run_op_by_op(*arguments)
+
+
+def _run_op_by_op(
+    block: TransformerBlock, queries: slice | None, dropout_seed: int, x: Tensor, *parameters: Tensor
+) -> Tensor:
+    """The block with these parameters, which need not be its own any more (`torch.func.functional_call`)."""
+    names = ["attention_norm", *(f"attention.{part}_proj" for part in ("query", "key", "value", "output"))]
+    names = [f"{part}.{kind}" for part in (*names, "feedforward_norm") for kind in ("weight", "bias")]
+    if isinstance(block.feedforward, SwigluFeedForward):
+        names += [f"feedforward.{part}_proj.weight" for part in ("gate", "signal", "output")]
+    else:
+        names += [f"feedforward.{part}_proj.{kind}" for part in ("hidden", "output") for kind in ("weight", "bias")]
+    if block.attention.relative_bias is not None:
+        names.append("attention.relative_bias.table")
+    own = {f"block.{name}": parameter for name, parameter in zip(names, parameters, strict=True)}
+    return torch.func.functional_call(_OpByOp(block), own, (x, None, queries, None, dropout_seed))
+
+
+@functools.lru_cache(maxsize=64)
+def _places(num_buckets: int, num_queries: int, num_keys: int, first: int) -> Tensor:
+    """`RelativeBias.places`, remembered."""
+    last = first + num_queries - 1
+    return torch.tensor([relative_bucket(last - i, num_buckets) for i in range(num_queries + num_keys - 1)])
 
 
 def _is_served(block: TransformerBlock) -> bool:
@@ -89,30 +121,36 @@ def _is_served(block: TransformerBlock) -> bool:
 
 def _weights(block: TransformerBlock) -> BlockWeights | None:
     """The block's parameters; None if a part is not what it was made as, or is watched by hooks."""
-    attention, feedforward, relative = block.attention, block.feedforward, block.attention.relative_bias
-    norms = (block.attention_norm, block.feedforward_norm)
-    projections = (attention.query_proj, attention.key_proj, attention.value_proj, attention.output_proj)
-    layers: tuple[Any, ...] = (feedforward.output_proj,)
-    if isinstance(feedforward, GeluFeedForward):
-        layers = (feedforward.hidden_proj, *layers)
-    else:
-        layers = (feedforward.gate_proj, feedforward.signal_proj, *layers)
-    if (
-        not all(_is_untouched(part, nn.Linear) for part in (*projections, *layers))
-        or not all(_is_untouched(part, nn.LayerNorm) for part in norms)
-        or not _is_untouched(attention, HyperAttention)
-        or not _is_untouched(feedforward, type(feedforward))
-        or not (relative is None or _is_untouched(relative, RelativeBias))
-    ):
+    # Read from where modules keep their parts: by attribute, Python would look everywhere else first.
+    parts, inside, layers = block._modules, block.attention._modules, block.feedforward._modules
+    attention, feedforward, relative = block.attention, block.feedforward, inside.get("relative_bias")
+    gated = type(feedforward) is SwigluFeedForward
+    names = ("gate_proj", "signal_proj", "output_proj") if gated else ("hidden_proj", "output_proj")
+    norms = [parts[name] for name in ("attention_norm", "feedforward_norm")]
+    projections = [inside[name] for name in ("query_proj", "key_proj", "value_proj", "output_proj")]
+    dense = [layers[name] for name in names]
+    for kind, members in ((nn.LayerNorm, norms), (nn.Linear, projections), (nn.Linear, dense)):
+        if not all([_is_untouched(part, kind) for part in members]):
+            return None
+    if not _is_untouched(attention, HyperAttention) or not _is_untouched(feedforward, type(feedforward)):
         return None
-    pairs = [(part.weight, part.bias) for part in (norms[0], *projections, norms[1])]
-    gated = len(layers) == 3
-    hidden = (layers[0].weight, layers[1].weight if gated else layers[0].bias)
-    inner = (layers[2].weight,) if gated else (layers[1].weight, layers[1].bias)
-    return BlockWeights._make([*pairs, hidden, inner, () if relative is None else (relative.table,)])
+    if relative is not None and not _is_untouched(relative, RelativeBias):
+        return None
+    pairs: list[Any] = [_weight_and_bias(part) for part in (norms[0], *projections, norms[1])]
+    last = _weight_and_bias(dense[-1])
+    if gated:
+        pairs += [tuple(part._parameters["weight"] for part in dense[:2] if part is not None), last[:1]]
+    else:
+        pairs += [_weight_and_bias(dense[0]), last]
+    return BlockWeights._make([*pairs, () if relative is None else (relative._parameters["table"],)])
 
 
-def _is_untouched(part: nn.Module, kind: type[nn.Module]) -> bool:
+def _weight_and_bias(part: nn.Module | None) -> tuple[Any, Any]:
+    assert part is not None
+    return part._parameters["weight"], part._parameters["bias"]
+
+
+def _is_untouched(part: nn.Module | None, kind: type[nn.Module]) -> bool:
     return (
         type(part) is kind
         and "forward" not in part.__dict__

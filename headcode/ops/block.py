@@ -10,7 +10,7 @@ shapes alone and summed in a fixed order: results are bitwise the same for any n
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,8 +61,8 @@ class BlockCall(NamedTuple):
     """Bucket of each entry of the relative band (Tq+Tk-1)."""
     attention: dict[str, Any]
     """Options of the attention op."""
-    differentiable: Callable[[Tensor], Tensor]
-    """The same block, op by op: for gradients that are to be differentiated themselves."""
+    differentiable: Callable[..., Tensor]
+    """The same block, op by op, of x and the parameters: for gradients that are to be differentiated themselves."""
 
 
 def fused_block(x: Tensor, weights: BlockWeights, call: BlockCall) -> Tensor:
@@ -103,7 +103,7 @@ class _Block(torch.autograd.Function):
 def _differentiable_gradients(
     call: BlockCall, inputs: tuple[Tensor, ...], grad: Tensor, needs: tuple[bool, ...]
 ) -> list[Tensor | None]:
-    out = call.differentiable(inputs[0])
+    out = call.differentiable(*inputs)
     wanted = [t for t, need in zip(inputs, needs, strict=True) if need]
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
     return [next(found) if need else None for need in needs]
@@ -128,13 +128,8 @@ class _Run:
     def forward(self) -> tuple[Tensor, list[Tensor]]:
         """The output, and what the backward pass needs."""
         x, weights, dim = self.x, self.weights, self.dim
-        panels = _Panels(x)
-        for group, _ in self.projections:
-            panels.add_across([weight for weight, _ in group])
-        panels.add_across([weights.output[0]])
-        panels.add_across(self.hidden_weights)
-        panels.add_across([weights.inner[0]])
-        *projection_panels, output, hidden_panels, inner = panels.pack()
+        panels, packed = self._pack()
+        *projection_panels, output, hidden_panels, inner = panels
         projected = []
         for (group, chosen), panel in zip(self.projections, projection_panels, strict=True):
             width = sum(weight.shape[0] for weight, _ in group)
@@ -148,7 +143,9 @@ class _Run:
         sums = x.new_empty(cpu.saved_shape(self.batch, self.call.num_heads, self.taken, self.call.attention["norm"]))
         buckets = self.call.buckets
         band = None if buckets is None else weights.table[0].detach()[:, buckets]
-        cpu.forward(q, k, v, None, None, band, out=self._by_head(attended), saved=sums, **self.call.attention)
+        cpu.forward(
+            q, k, v, None, None, band, out=self._by_head(attended, 0, self.v_width), saved=sums, **self.call.attention
+        )
         tokens = (self.batch, self.taken)
         middle, out = x.new_empty(*tokens, dim), x.new_empty(*tokens, dim)
         hidden = x.new_empty(*tokens, self.hidden_width)
@@ -170,22 +167,16 @@ class _Run:
             inner_weight=inner,
             inner_bias=weights.inner[1] if zeros is None else zeros,
         )
-        kept = [*projected, attended, sums, middle, hidden]
+        kept = [*projected, attended, sums, middle, hidden, packed]
         return out, kept if band is None else [*kept, band]
 
     def backward(self, grad: Tensor, *kept: Tensor) -> list[Tensor]:
         """Gradients of x and of the parameters, in `fused_block`'s order."""
         x, weights, dim, call = self.x, self.weights, self.dim, self.call
         count = len(self.projections)
-        projected, (attended, sums, middle, hidden), band = kept[:count], kept[count : count + 4], kept[count + 4 :]
-        panels = _Panels(x)
-        for group, _ in self.projections:
-            panels.add_along([weight for weight, _ in group])
-        panels.add_along([weights.output[0]])
-        panels.add_along(self.hidden_weights)
-        panels.add_along([weights.inner[0]])
-        *projection_panels, output, hidden_panels, inner = panels.pack()
-
+        projected, band = kept[:count], kept[count + 5 :]
+        attended, sums, middle, hidden, packed = kept[count : count + 5]
+        *projection_panels, output, hidden_panels, inner = packed.split(self._panel_sizes())
         grad_middle, grad_attended = torch.empty_like(middle), torch.empty_like(attended)
         feed_sizes = [
             *(dim * self.inner_width, self.hidden_width * dim, dim * self.v_width),
@@ -212,12 +203,12 @@ class _Run:
         grad_q, grad_k, grad_v = self._heads(grad_projected)
         grad_band = torch.empty_like(band[0]) if band else None
         cpu.backward(
-            self._by_head(grad_attended),
-            *self._heads(list(projected)),
+            self._by_head(grad_attended, 0, self.v_width),
+            *self._heads(projected),
             None,
             None,
             band[0] if band else None,
-            out=self._by_head(attended),
+            out=self._by_head(attended, 0, self.v_width),
             saved=sums,
             grad_q=grad_q,
             grad_k=grad_k,
@@ -263,16 +254,46 @@ class _Run:
             gradients.append(table.index_add_(1, call.buckets, grad_band))
         return gradients
 
-    def _heads(self, projected: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, projected: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v (B, H, T, D) where the projections have them, joined or the queries apart."""
-        if self.pruned:
-            q, (k, v) = projected[0], projected[1].split((self.qk_width, self.v_width), 2)
-        else:
-            q, k, v = projected[0].split((self.qk_width, self.qk_width, self.v_width), 2)
-        return self._by_head(q), self._by_head(k), self._by_head(v)
+        before = 0 if self.pruned else self.qk_width
+        k, v = (
+            self._by_head(projected[-1], at, w)
+            for at, w in ((before, self.qk_width), (before + self.qk_width, self.v_width))
+        )
+        return self._by_head(projected[0], 0, self.qk_width), k, v
 
-    def _by_head(self, t: Tensor) -> Tensor:
-        return t.unflatten(2, (self.call.num_heads, -1)).transpose(1, 2)
+    def _by_head(self, t: Tensor, first: int, width: int) -> Tensor:
+        """`width` columns of (B, T, …) as (B, H, T, D)."""
+        batch, length, row = t.shape
+        head = width // self.call.num_heads
+        return t.as_strided((batch, self.call.num_heads, length, head), (length * row, head, row, 1), first)
+
+    def _matrices(self) -> list[Sequence[Tensor]]:
+        """The weights of each product, those whose outputs stand side by side together."""
+        weights = self.weights
+        groups: list[Sequence[Tensor]] = [[weight for weight, _ in group] for group, _ in self.projections]
+        return [*groups, weights.output[:1], self.hidden_weights, weights.inner[:1]]
+
+    def _panel_sizes(self) -> list[int]:
+        return [sum(matrix.numel() for matrix in group) for group in self._matrices()]
+
+    def _pack(self) -> tuple[tuple[Tensor, ...], Tensor]:
+        """The weights as the products read them: panels of each for the way forward, and all for the way back."""
+        groups, sizes = self._matrices(), self._panel_sizes()
+        panels = self.x.new_empty(2, sum(sizes))
+        words, num_jobs, place = [0, 0], 0, panels.data_ptr()
+        back = place + panels.stride(0) * panels.itemsize
+        for group in groups:
+            depth, first = sum(matrix.shape[0] for matrix in group), 0
+            for matrix in group:
+                address, (n, k) = matrix.data_ptr(), matrix.shape
+                words += (address, n, k, place + first * k * panels.itemsize, 0, 0, address, n, k, back, depth, first)
+                num_jobs, first = num_jobs + 2, first + n
+            place, back = place + first * k * panels.itemsize, back + first * k * panels.itemsize
+        words[1] = num_jobs
+        _run("pack", np.array(words), num_jobs)
+        return panels[0].split(sizes), panels[1]
 
     def _tokens(self, chosen: bool) -> dict[str, int]:
         taken = self.taken if chosen else self.length
@@ -297,41 +318,6 @@ class _Run:
             "hidden_width": self.hidden_width,
             "inner_width": self.inner_width,
         }
-
-
-class _Panels:
-    """Weights brought into the layout that the products read, all in one go."""
-
-    def __init__(self, like: Tensor) -> None:
-        self._like = like
-        self._jobs: list[tuple[Tensor, int, int, int]] = []
-        """Matrix, where its panels stand, and for sums over its rows how many there are in all, and which is first."""
-        self._sizes: list[int] = []
-
-    def add_across(self, matrices: Any) -> None:
-        """For x Wᵀ of each matrix W (out, in), the outputs side by side."""
-        place = sum(self._sizes)
-        for matrix in matrices:
-            self._jobs.append((matrix, place, 0, 0))
-            place += matrix.numel()
-        self._sizes.append(place - sum(self._sizes))
-
-    def add_along(self, matrices: Any) -> None:
-        """For the way back, the sum of y W over the matrices W (out, in), whose y stand side by side."""
-        depth, first = sum(matrix.shape[0] for matrix in matrices), 0
-        for matrix in matrices:
-            self._jobs.append((matrix, sum(self._sizes), depth, first))
-            first += matrix.shape[0]
-        self._sizes.append(sum(matrix.numel() for matrix in matrices))
-
-    def pack(self) -> tuple[Tensor, ...]:
-        panels = self._like.new_empty(sum(self._sizes))
-        start = panels.data_ptr()
-        words = [0, len(self._jobs)]
-        for matrix, place, depth, first in self._jobs:
-            words += (matrix.data_ptr(), *matrix.shape, start + panels.itemsize * place, depth, first)
-        _run("pack", np.array(words), len(self._jobs))
-        return panels.split(self._sizes)
 
 
 @functools.cache

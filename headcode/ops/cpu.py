@@ -265,7 +265,7 @@ class _Call:
         variant = "_double" if self.dtype == torch.float64 else "_narrow" if self.num_rows == 2 else ""
         record, kernel = _kernel(name, variant)
         self.fields["tensors"] = self.tensors.ctypes.data
-        spec = np.array([tuple(self.fields.get(field, 0) for field in record.names or ())], record)
+        spec = np.array([tuple([self.fields.get(field, 0) for field in record.names or ()])], record)
         run_native_in_team(kernel, spec.ctypes.data, min(torch.get_num_threads(), self.fields["tasks"]))
 
 

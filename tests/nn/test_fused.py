@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from headcode import capture_codes
-from headcode.nn import ModelConfig, Transformer, edit_codes
+from headcode.nn import ModelConfig, RelativeBias, Transformer, edit_codes
+from headcode.nn import fused as fused_module
 from headcode.nn import transformer as transformer_module
 from headcode.nn.fused import run_fused
 from headcode.ops import METHODS, block
@@ -167,6 +168,26 @@ def test_gradients_with_a_graph_are_those_of_the_parts():
     assert gradient.requires_grad and distance(gradient.detach(), plain.double()) < 1e-5
     with pytest.raises(RuntimeError, match="use backend='reference'"):
         gradient.square().sum().backward()
+
+
+@pytest.mark.parametrize("feedforward", ["gelu", "swiglu"])
+def test_weights_from_outside(feedforward, fused):
+    """`functional_call` puts other weights in for one pass; gradients are theirs, with a graph or without."""
+    model, x = make(method="linear", feedforward=feedforward), torch.randn(2, 7, 5)
+    others = {name: (2 * p.detach()).requires_grad_() for name, p in model.named_parameters()}
+    results = []
+    for with_graph in (False, True):
+        out = torch.func.functional_call(model, others, x, {"queries": slice(1, 4)})
+        results.append(torch.autograd.grad(out.square().sum(), list(others.values()), create_graph=with_graph))
+    assert fused == [True] * 4
+    for plain, with_graph in zip(*results, strict=True):
+        assert distance(with_graph.detach(), plain.double()) < 1e-4
+
+
+def test_the_band_is_read_where_the_module_reads_it():
+    for num_buckets, sizes in ((16, (16, 16, 0)), (13, (4, 9, 5)), (1, (3, 3, 0)), (36, (40, 40, 0))):
+        relative = RelativeBias(2, num_buckets)
+        assert torch.equal(fused_module._places(num_buckets, *sizes), relative.places(*sizes))
 
 
 def test_saved_tensors_that_changed_are_noticed():
