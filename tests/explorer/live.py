@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -81,3 +82,38 @@ def requested(browser) -> list[str]:
 def complaints(browser) -> list[str]:
     """What the console said: scripts' errors, refused resources, breaches of the content policy."""
     return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+
+def requests_of(address):
+    """The page's callbacks on an address, as its browser would send them."""
+    with urllib.request.urlopen(address + "/_dash-dependencies", timeout=120) as answer:
+        known = json.load(answer)
+    found = []
+    for each in known:
+        if [given["id"] for given in each["inputs"]] != ["url"]:
+            continue
+        names = each["output"].strip(".").split("...")
+        outputs = [dict(zip(("id", "property"), name.rsplit(".", 1), strict=True)) for name in names]
+        found.append({"output": each["output"], "outputs": outputs, "changedPropIds": ["url.search"]})
+    return found
+
+
+def ask(address, body, timeout=120):
+    """What the server answers to a callback's request; None where there is nothing to change."""
+    request = urllib.request.Request(
+        address + "/_dash-update-component",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json", "Origin": address},
+    )
+    with urllib.request.urlopen(request, timeout=timeout) as answer:
+        assert answer.status in (200, 204)
+        text = answer.read()
+    return json.loads(text)["response"] if text else None
+
+
+def warm(address, models):
+    """Look at every model once: on a machine that never ran it, kernels compile first, for minutes."""
+    for model in models:
+        for body in requests_of(address):
+            search = f"?model={model}&shown=1&donor=n-1"
+            ask(address, {**body, "inputs": [{"id": "url", "property": "search", "value": search}]}, timeout=900)

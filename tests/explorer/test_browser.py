@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("selenium", reason="the browser tests need selenium (pip install -e '.[dev]')")
 
-from live import browser_paths, complaints, open_browser, requested, running, show_as
+from live import browser_paths, complaints, open_browser, requested, running, show_as, warm
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
@@ -32,7 +32,9 @@ def address():
     lens = []
     if MINILM is not None and importlib.util.find_spec("transformers") is not None:
         lens = ["--lens", str(Path(MINILM.submodule_search_locations[0]) / "model")]
-    with running("zoo/sraven-2-hyla", "zoo/logic-hyla", "zoo/logic-softmax", *lens) as found:
+    models = ("zoo/sraven-2-hyla", "zoo/logic-hyla", "zoo/logic-softmax")
+    with running(*models, *lens) as found:
+        warm(found, models)
         yield found
 
 

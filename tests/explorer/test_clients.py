@@ -5,34 +5,21 @@ import os
 import statistics
 import threading
 import time
-import urllib.request
 
 import numpy as np
 import pytest
-from live import running
+from live import ask, requests_of, running, warm
 
 SECONDS = float(os.environ.get("HEADCODE_EXPLORER_SECONDS", "20"))
 CLIENTS = 8
-
-
-def requests_of(address):
-    """The page's callbacks on an address, as its browser would send them."""
-    with urllib.request.urlopen(address + "/_dash-dependencies", timeout=120) as answer:
-        known = json.load(answer)
-    found = []
-    for each in known:
-        if [given["id"] for given in each["inputs"]] != ["url"]:
-            continue
-        names = each["output"].strip(".").split("...")
-        outputs = [dict(zip(("id", "property"), name.rsplit(".", 1), strict=True)) for name in names]
-        found.append({"output": each["output"], "outputs": outputs, "changedPropIds": ["url.search"]})
-    return found
+MODELS = ("zoo/sraven-2-hyla", "zoo/logic-hyla", "zoo/logic-softmax")
 
 
 @pytest.mark.slow
 def test_eight_clients_at_once():
     """Every client walks through states of its own; whatever it is shown belongs to the state that it asked for."""
-    with running("zoo/sraven-2-hyla", "zoo/logic-hyla", "zoo/logic-softmax") as address:
+    with running(*MODELS) as address:
+        warm(address, MODELS)
         callbacks = requests_of(address)
         assert len(callbacks) == 5
         errors, times = [], []
@@ -72,15 +59,3 @@ def test_eight_clients_at_once():
         assert errors == []
         assert len(times) > 10 * CLIENTS
         print(f"\n{len(times)} answers in {SECONDS:.0f} s, median {1000 * statistics.median(times):.0f} ms")
-
-
-def ask(address, body):
-    request = urllib.request.Request(
-        address + "/_dash-update-component",
-        data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json", "Origin": address},
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        assert answer.status in (200, 204)
-        text = answer.read()
-    return json.loads(text)["response"] if text else None
