@@ -39,7 +39,7 @@ def feed_backward_kernel(address):  # type: ignore[no-untyped-def]
     grad_attended, parts = array_at(p.grad_attended, numbers), array_at(p.parts, numbers)
     norm_weight, norm_bias = array_at(p.norm_weight, numbers), array_at(p.norm_bias, numbers)
     output_weight, hidden_weight = array_at(p.output_weight, numbers), array_at(p.hidden_weight, numbers)
-    inner_weight = array_at(p.inner_weight, numbers)
+    inner_weight, statistics = array_at(p.inner_weight, numbers), array_at(p.statistics, numbers)
     dim, width, inner_width, attended_width = p.dim, p.hidden_width, p.inner_width, p.attended_width
     row, hidden_row, inner_row, attended_row = (
         dim + PADDING,
@@ -53,7 +53,6 @@ def feed_backward_kernel(address):  # type: ignore[no-untyped-def]
     inner = np.empty(CHUNK * inner_row, dtype)
     slope = np.empty(CHUNK * hidden_row, dtype)
     heads = np.empty(CHUNK * attended_row, dtype)
-    means, inverses = np.empty(CHUNK, np.float64), np.empty(CHUNK, np.float64)
     zeros = np.zeros(max(width, dim, inner_width, attended_width), dtype)
     while True:
         task = take_next(counter)
@@ -78,9 +77,9 @@ def feed_backward_kernel(address):  # type: ignore[no-untyped-def]
             activate_backward(slope, hidden_row, inner, inner_row, p, count)
             sum_rows(parts, hidden_bias, begun, slope, 0, hidden_row, count, width, numbers)
             for t in range(count):
-                means[t], inverses[t] = normalise(
-                    normed, t * row, middle, place + t * dim, p, norm_weight, norm_bias, numbers
-                )
+                mean, inverse = statistics[2 * (begin + t)], statistics[2 * (begin + t) + 1]
+                at = place + t * dim
+                normalise(normed, t * row, middle, at, mean, inverse, p, norm_weight, norm_bias, numbers)
             add_outer(parts, for_hidden, begun, zeros, slope, 0, hidden_row, normed, 0, row, width, dim, count)
             add_product(inner, 0, inner_row, zeros, 0, 0, slope, 0, hidden_row, hidden_weight, count, dim, width)
             for t in range(count):
@@ -90,8 +89,8 @@ def feed_backward_kernel(address):  # type: ignore[no-untyped-def]
                     at,
                     middle,
                     place + t * dim,
-                    means[t],
-                    inverses[t],
+                    statistics[2 * (begin + t)],
+                    statistics[2 * (begin + t) + 1],
                     p,
                     norm_weight,
                     parts,
@@ -133,14 +132,13 @@ def project_backward_kernel(address):  # type: ignore[no-untyped-def]
     p, counter, numbers = array_at(address, SPECS)[0], array_at(address, WORDS), NUMBERS
     x, grad_x, weight = array_at(p.x, numbers), array_at(p.grad_x, numbers), array_at(p.weight, numbers)
     grad_middle, parts = array_at(p.grad_middle, numbers), array_at(p.parts, numbers)
-    grad_projected = array_at(p.grad_projected, numbers)
+    grad_projected, statistics = array_at(p.grad_projected, numbers), array_at(p.statistics, numbers)
     norm_weight, norm_bias = array_at(p.norm_weight, numbers), array_at(p.norm_bias, numbers)
     dim, width = p.dim, p.width
     row, grad_row = dim + PADDING, width + PADDING
     normed = np.empty(CHUNK * row, numbers.dtype)
     grad = np.empty(CHUNK * row, numbers.dtype)
     given = np.empty(CHUNK * grad_row, numbers.dtype)
-    means, inverses = np.empty(CHUNK, np.float64), np.empty(CHUNK, np.float64)
     zeros = np.zeros(max(width, dim), numbers.dtype)
     while True:
         task = take_next(counter)
@@ -156,15 +154,16 @@ def project_backward_kernel(address):  # type: ignore[no-untyped-def]
             copy_rows(given, grad_row, grad_projected, begin * width, width, count, width)
             sum_rows(parts, bias, begun, given, 0, grad_row, count, width, numbers)
             for t in range(count):
-                means[t], inverses[t] = normalise(
-                    normed, t * row, x, row_of(p, begin + t) * dim, p, norm_weight, norm_bias, numbers
-                )
+                mean, inverse = statistics[2 * (begin + t)], statistics[2 * (begin + t) + 1]
+                source = row_of(p, begin + t) * dim
+                normalise(normed, t * row, x, source, mean, inverse, p, norm_weight, norm_bias, numbers)
             add_outer(parts, for_weight, begun, zeros, given, 0, grad_row, normed, 0, row, width, dim, count)
             add_product(grad, 0, row, zeros, 0, 0, given, 0, grad_row, weight, count, dim, width)
             for t in range(count):
                 at, source = t * row, row_of(p, begin + t) * dim
+                mean, inverse = statistics[2 * (begin + t)], statistics[2 * (begin + t) + 1]
                 normalise_backward(
-                    grad, at, x, source, means[t], inverses[t], p, norm_weight, parts, for_norm, for_norm_bias, numbers
+                    grad, at, x, source, mean, inverse, p, norm_weight, parts, for_norm, for_norm_bias, numbers
                 )
                 for d in range(0, dim, LANES):
                     rolled()

@@ -10,6 +10,7 @@ from headcode.ops._block_stages import (
     SPECS,
     WORDS,
     activate_rows,
+    measure,
     normalise,
     row_of,
 )
@@ -25,7 +26,7 @@ def project_kernel(address):  # type: ignore[no-untyped-def]
     p, counter, numbers = array_at(address, SPECS)[0], array_at(address, WORDS), NUMBERS
     x, weight, bias = array_at(p.x, numbers), array_at(p.weight, numbers), array_at(p.bias, numbers)
     norm_weight, norm_bias = array_at(p.norm_weight, numbers), array_at(p.norm_bias, numbers)
-    projected = array_at(p.projected, numbers)
+    projected, statistics = array_at(p.projected, numbers), array_at(p.statistics, numbers)
     dim, width = p.dim, p.width
     row = dim + PADDING
     normed = np.empty(CHUNK * row, numbers.dtype)
@@ -37,7 +38,10 @@ def project_kernel(address):  # type: ignore[no-untyped-def]
         for begin in range(task * p.task_tokens, end, CHUNK):
             count = min(CHUNK, end - begin)
             for t in range(count):
-                normalise(normed, t * row, x, row_of(p, begin + t) * dim, p, norm_weight, norm_bias, numbers)
+                source, kept = row_of(p, begin + t) * dim, 2 * (begin + t)
+                statistics[kept], statistics[kept + 1] = measure(x, source, p, numbers)
+                mean, inverse = statistics[kept], statistics[kept + 1]
+                normalise(normed, t * row, x, source, mean, inverse, p, norm_weight, norm_bias, numbers)
             add_product(projected, begin * width, width, bias, 0, 0, normed, 0, row, weight, count, width, dim)
 
 
@@ -46,7 +50,7 @@ def feed_kernel(address):  # type: ignore[no-untyped-def]
     """middle = x + attended W + b, out = middle + feed-forward(LN(middle)); keeps middle and the hidden layer."""
     p, counter, numbers = array_at(address, SPECS)[0], array_at(address, WORDS), NUMBERS
     x, attended, middle = array_at(p.x, numbers), array_at(p.attended, numbers), array_at(p.middle, numbers)
-    hidden, out = array_at(p.hidden, numbers), array_at(p.out, numbers)
+    hidden, out, statistics = array_at(p.hidden, numbers), array_at(p.out, numbers), array_at(p.statistics, numbers)
     output_weight, output_bias = array_at(p.output_weight, numbers), array_at(p.output_bias, numbers)
     norm_weight, norm_bias = array_at(p.norm_weight, numbers), array_at(p.norm_bias, numbers)
     hidden_weight, hidden_bias = array_at(p.hidden_weight, numbers), array_at(p.hidden_bias, numbers)
@@ -84,8 +88,10 @@ def feed_kernel(address):  # type: ignore[no-untyped-def]
                 p.attended_width,
             )
             for t in range(count):
-                at = place + t * dim
-                normalise(normed, t * row, middle, at, p, norm_weight, norm_bias, numbers)
+                at, kept = place + t * dim, 2 * (begin + t)
+                statistics[kept], statistics[kept + 1] = measure(middle, at, p, numbers)
+                mean, inverse = statistics[kept], statistics[kept + 1]
+                normalise(normed, t * row, middle, at, mean, inverse, p, norm_weight, norm_bias, numbers)
                 for d in range(0, dim, LANES):
                     rolled()
                     store(out, at + d, add(load(middle, at + d), load(inner_bias, d)))

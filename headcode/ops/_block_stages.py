@@ -28,6 +28,7 @@ BLOCK_SPEC = np.dtype(
             *("dim", "width", "attended_width", "hidden_width", "inner_width"),
             # addresses: activations and gradients, 0 where there is nothing
             *("x", "projected", "attended", "middle", "hidden", "out"),
+            "statistics",  # of a norm: mean and 1 / standard deviation of each token
             *("grad_x", "grad_x_begun", "grad_projected", "grad_attended", "grad_middle", "grad_out"),
             # weights (as panels) and biases; what a task sums up of their gradients, `part_size` numbers
             *("norm_weight", "norm_bias", "weight", "bias", "output_weight", "output_bias"),
@@ -49,25 +50,29 @@ def row_of(p, token):  # type: ignore[no-untyped-def]
 
 
 @stage
-def normalise(target, place, source, at, p, weight, bias, like):  # type: ignore[no-untyped-def]
-    """LayerNorm of one token: target = (source - mean) · inverse · weight + bias; returns mean and inverse."""
-    total = constant(like, 0.0)
-    for d in range(0, p.dim, LANES):
+def measure(source, at, p, like):  # type: ignore[no-untyped-def]
+    """Of one token: mean, and 1 / standard deviation. Two sums at a time, which need not wait for each other."""
+    first, second = constant(like, 0.0), constant(like, 0.0)
+    for d in range(at, at + p.dim, 2 * LANES):
         rolled()
-        total = add(total, load(source, at + d))
-    mean = lane_sum(total) / p.dim
-    middle, square = constant(like, mean), constant(like, 0.0)
-    for d in range(0, p.dim, LANES):
+        first, second = add(first, load(source, d)), add(second, load(source, d + LANES))
+    mean = lane_sum(add(first, second)) / p.dim
+    middle, first, second = constant(like, mean), constant(like, 0.0), constant(like, 0.0)
+    for d in range(at, at + p.dim, 2 * LANES):
         rolled()
-        away = subtract(load(source, at + d), middle)
-        square = muladd(away, away, square)
-    inverse = 1 / np.sqrt(lane_sum(square) / p.dim + p.epsilon)
-    scale = constant(like, inverse)
+        away, further = subtract(load(source, d), middle), subtract(load(source, d + LANES), middle)
+        first, second = muladd(away, away, first), muladd(further, further, second)
+    return mean, 1 / np.sqrt(lane_sum(add(first, second)) / p.dim + p.epsilon)
+
+
+@stage
+def normalise(target, place, source, at, mean, inverse, p, weight, bias, like):  # type: ignore[no-untyped-def]
+    """LayerNorm of one token: target = (source - mean) · inverse · weight + bias."""
+    middle, scale = constant(like, mean), constant(like, inverse)
     for d in range(0, p.dim, LANES):
         rolled()
         unit = multiply(subtract(load(source, at + d), middle), scale)
         store(target, place + d, muladd(unit, load(weight, d), load(bias, d)))
-    return mean, inverse
 
 
 @stage
@@ -133,13 +138,23 @@ def activate_backward(slope, slope_row, grad, grad_row, p, count):  # type: igno
 
 @stage
 def sum_rows(target, place, begun, source, at, row, count, width, like):  # type: ignore[no-untyped-def]
-    """Add the rows of `count` tokens to one row, or begin it."""
-    for d in range(0, width, LANES):
-        total = load(target, place + d) if begun else constant(like, 0.0)
-        for t in range(count):
+    """Add the rows of `count` tokens to one row, or begin it. Four sums at a time do not wait for each other."""
+    for d in range(0, width, 2 * LANES):
+        first, second = constant(like, 0.0), constant(like, 0.0)
+        third, fourth = constant(like, 0.0), constant(like, 0.0)
+        for t in range(0, count - 1, 2):
             rolled()
-            total = add(total, load(source, at + t * row + d))
-        store(target, place + d, total)
+            here = at + t * row + d
+            first, second = add(first, load(source, here)), add(second, load(source, here + LANES))
+            third, fourth = add(third, load(source, here + row)), add(fourth, load(source, here + row + LANES))
+        first, second = add(first, third), add(second, fourth)
+        if count % 2:
+            here = at + (count - 1) * row + d
+            first, second = add(first, load(source, here)), add(second, load(source, here + LANES))
+        if begun:
+            first, second = add(first, load(target, place + d)), add(second, load(target, place + d + LANES))
+        store(target, place + d, first)
+        store(target, place + d + LANES, second)
 
 
 @stage

@@ -7,7 +7,7 @@ import numpy as np
 from headcode.jit import njit
 from headcode.ops._cpu_packing import stage
 from headcode.ops._simd import LANES, constant, load, muladd, store
-from headcode.ops._simd_math import add, divide, exp, maximum, multiply, subtract, where_positive
+from headcode.ops._simd_math import add, divide, exp_within, maximum, multiply, subtract, where_positive
 
 # The tanh form is x · sigmoid(u) with u = 2·sqrt(2/π)·(x + 0.044715·x³); one exponential gives the value and the slope.
 LINEAR = 2 * math.sqrt(2 / math.pi)
@@ -26,7 +26,7 @@ def value_and_slope(given, like):  # type: ignore[no-untyped-def]
     negated = multiply(
         multiply(near, constant(like, -1.0)), muladd(square, constant(like, CUBIC), constant(like, LINEAR))
     )
-    sigmoid = divide(one, add(one, exp(negated)))
+    sigmoid = divide(one, add(one, exp_within(negated)))
     # sigmoid + x · sigmoid · (1 - sigmoid) · du/dx
     steepness = muladd(square, constant(like, 3 * CUBIC), constant(like, LINEAR))
     rise = multiply(multiply(multiply(near, sigmoid), subtract(one, sigmoid)), steepness)

@@ -65,42 +65,56 @@ def _unary(builder: Builder, name: str, x: Any) -> Any:
 
 @intrinsic
 def exp(typingctx, x):  # type: ignore[no-untyped-def]
-    """e**x, to the last bit or two; 0 where the result would be denormal, largest finite where it would overflow.
-
-    e**x = 2**n · e**r with n = round(x / log 2) and |r| ≤ log(2)/2, where a short Taylor series is exact enough.
-    LLVM has no vector exponential of its own, and calling a scalar one eight times costs more than all the rest.
-    """
+    """e**x, to the last bit or two; 0 where the result would be denormal, largest finite where it would overflow."""
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         given = arguments[0]
-        single = isinstance(given.type.element, ir.FloatType)
-        bits, fraction, degree = (32, 23, 7) if single else (64, 52, 13)
-        # log 2 in two parts, so that n times the first part is exact.
-        high, low = (0.693359375, -2.12194440e-4) if single else (0.6931471803691238, 1.9082149292705877e-10)
-        lowest, highest = (-87.3, 88.3) if single else (-708.3, 709.4)
-
-        def number(value: float) -> Any:
-            return ir.Constant(given.type, [float(np.float32(value)) if single else value] * LANES)
-
+        lowest, highest = (-87.3, 88.3) if isinstance(given.type.element, ir.FloatType) else (-708.3, 709.4)
+        low, high = _number(given.type, lowest), _number(given.type, highest)
         # Ordered comparisons: NaN leaves the clamp as a number, and comes back at the end.
-        x = builder.select(builder.fcmp_ordered(">", given, number(lowest)), given, number(lowest))
-        x = builder.select(builder.fcmp_ordered("<", x, number(highest)), x, number(highest))
-        n = _unary(builder, "rint", builder.fmul(x, number(1.4426950408889634)))
-        r = emit_muladd(builder, n, number(-high), x)
-        r = emit_muladd(builder, n, number(-low), r)
-        result = number(1 / math.factorial(degree))
-        for i in range(degree - 1, -1, -1):
-            result = emit_muladd(builder, result, r, number(1 / math.factorial(i)))
-        integers = ir.VectorType(ir.IntType(bits), LANES)
-        exponent = builder.add(
-            builder.fptosi(n, integers), ir.Constant(integers, [2 ** (bits - fraction - 2) - 1] * LANES)
-        )
-        power = builder.bitcast(builder.shl(exponent, ir.Constant(integers, [fraction] * LANES)), given.type)
-        result = builder.fmul(result, power)
-        result = builder.select(builder.fcmp_ordered("<", given, number(lowest)), ir.Constant(given.type, None), result)
+        x = builder.select(builder.fcmp_ordered(">", given, low), given, low)
+        x = builder.select(builder.fcmp_ordered("<", x, high), x, high)
+        result = _emit_exp(builder, x)
+        result = builder.select(builder.fcmp_ordered("<", given, low), ir.Constant(given.type, None), result)
         return builder.select(builder.fcmp_unordered("uno", given, given), given, result)
 
     return x(x), codegen
+
+
+@intrinsic
+def exp_within(typingctx, x):  # type: ignore[no-untyped-def]
+    """e**x for x from -87.5 to 88 in float32, -708 to 709 in float64 (NaN gives NaN), and anything elsewhere."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return _emit_exp(builder, arguments[0])
+
+    return x(x), codegen
+
+
+def _number(kind: Any, value: float) -> Any:
+    single = isinstance(kind.element, ir.FloatType)
+    return ir.Constant(kind, [float(np.float32(value)) if single else value] * LANES)
+
+
+def _emit_exp(builder: Builder, x: Any) -> Any:
+    """e**x = 2**n · e**r with n = round(x / log 2) and |r| ≤ log(2)/2, where a short Taylor series is exact enough.
+
+    LLVM has no vector exponential of its own, and calling a scalar one eight times costs more than all the rest.
+    """
+    single = isinstance(x.type.element, ir.FloatType)
+    bits, fraction, degree = (32, 23, 7) if single else (64, 52, 13)
+    # log 2 in two parts, so that n times the first part is exact.
+    high, low = (0.693359375, -2.12194440e-4) if single else (0.6931471803691238, 1.9082149292705877e-10)
+    n = _unary(builder, "rint", builder.fmul(x, _number(x.type, 1.4426950408889634)))
+    r = emit_muladd(builder, n, _number(x.type, -high), x)
+    r = emit_muladd(builder, n, _number(x.type, -low), r)
+    result = _number(x.type, 1 / math.factorial(degree))
+    for i in range(degree - 1, -1, -1):
+        result = emit_muladd(builder, result, r, _number(x.type, 1 / math.factorial(i)))
+    integers = ir.VectorType(ir.IntType(bits), LANES)
+    exponent = builder.add(builder.fptosi(n, integers), ir.Constant(integers, [2 ** (bits - fraction - 2) - 1] * LANES))
+    power = builder.bitcast(builder.shl(exponent, ir.Constant(integers, [fraction] * LANES)), x.type)
+    return builder.fmul(result, power)
 
 
 @intrinsic

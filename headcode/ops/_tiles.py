@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from headcode.jit import njit
@@ -33,7 +34,7 @@ from headcode.ops._simd import (
 from headcode.ops._simd_math import add
 
 COLUMNS = 16
-SIX, TWO, ONE = (0,) * 6, (0,) * 2, (0,)
+SIX, FOUR, ONE = (0,) * 6, (0,) * 4, (0,)
 WORDS, NUMBERS = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
@@ -70,10 +71,10 @@ def _tile(  # type: ignore[no-untyped-def]
                 addresses.append(builder.gep(addresses[-1], [step]))
             return addresses
 
-        sums = [
-            [_load(builder, _offset(builder, at, LANES * j)) for j in range(2)]
-            for at in rows_of(3, start, start_place, start_row)
-        ]
+        # Added at the end: until then it has come from wherever it was.
+        begin = rows_of(3, start, start_place, start_row)
+        for at in begin:
+            _prefetch(builder, at)
         left = rows_of(6, a, a_place, a_row)
         right = _address(context, builder, signature.args[10], b, b_place)
 
@@ -81,7 +82,7 @@ def _tile(  # type: ignore[no-untyped-def]
         builder.branch(loop)
         builder.position_at_end(loop)
         done, column, panel = builder.phi(word), builder.phi(word), builder.phi(right.type)
-        totals = [[builder.phi(vector) for _ in row] for row in sums]
+        totals = [[builder.phi(vector) for _ in range(2)] for _ in rows]
         values = [_load(builder, _offset(builder, panel, LANES * j)) for j in range(2)]
         results = []
         for at, row in zip(left, totals, strict=True):
@@ -93,22 +94,31 @@ def _tile(  # type: ignore[no-untyped-def]
             (column, ir.Constant(word, 0), builder.add(column, a_step)),
             (panel, right, builder.gep(panel, [b_row])),
         ]
-        for row, first, result in zip(totals, sums, results, strict=True):
-            carried += zip(row, first, result, strict=True)
+        for row, result in zip(totals, results, strict=True):
+            carried += [(t, ir.Constant(vector, None), r) for t, r in zip(row, result, strict=True)]
         for phi, first, following in carried:
             phi.add_incoming(first, before)
             phi.add_incoming(following, loop)
         builder.cbranch(builder.icmp_signed("<", now, depth), loop, after)
 
         builder.position_at_end(after)
-        for at, row in zip(rows_of(0, c, c_place, c_row), results, strict=True):
+        for at, beside, row in zip(rows_of(0, c, c_place, c_row), begin, results, strict=True):
             for j, result in enumerate(row):
-                _store(builder, result, _offset(builder, at, LANES * j))
+                total = builder.fadd(result, _load(builder, _offset(builder, beside, LANES * j)))
+                _store(builder, total, _offset(builder, at, LANES * j))
         return context.get_dummy_value()
 
     whole = types.int64
     arguments = (c, whole, whole, start, whole, whole, a, whole, whole, whole, b, whole, whole, whole, rows)
     return types.void(*arguments), codegen
+
+
+def _prefetch(builder: Any, address: Any) -> None:
+    """Have the numbers at an address brought near, for reading and writing."""
+    octets, flag = ir.PointerType(ir.IntType(8)), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [octets, flag, flag, flag])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    builder.call(function, [builder.bitcast(address, octets), *(ir.Constant(flag, value) for value in (0, 3, 1))])
 
 
 @stage
@@ -132,17 +142,21 @@ def product(  # type: ignore[no-untyped-def]
     """
     for column in range(0, n, COLUMNS):
         at, beside, panel = c_place + column, begin + column, b_place + column // COLUMNS * b_panel
+        # Sixes and fours make up any even number but 2; a tile of fewer rows would wait for its own sums.
+        sixes = m - (m % 6 + 6 if m % 6 == 2 and m > 6 else m % 6)
         row = 0
-        while row + 6 <= m:
+        while row < sixes:
             row = _rows(
                 c, at, c_row, start, beside, start_row, a, a_place, a_row, a_step, b, panel, b_row, depth, row, SIX
             )
-        while row + 2 <= m:
+        while row + 4 <= m:
             row = _rows(
-                c, at, c_row, start, beside, start_row, a, a_place, a_row, a_step, b, panel, b_row, depth, row, TWO
+                c, at, c_row, start, beside, start_row, a, a_place, a_row, a_step, b, panel, b_row, depth, row, FOUR
             )
-        if row < m:
-            _rows(c, at, c_row, start, beside, start_row, a, a_place, a_row, a_step, b, panel, b_row, depth, row, ONE)
+        while row < m:
+            row = _rows(
+                c, at, c_row, start, beside, start_row, a, a_place, a_row, a_step, b, panel, b_row, depth, row, ONE
+            )
 
 
 @stage

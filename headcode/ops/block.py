@@ -130,12 +130,13 @@ class _Run:
         x, weights, dim = self.x, self.weights, self.dim
         panels, packed = self._pack()
         *projection_panels, output, hidden_panels, inner = panels
-        projected = []
+        projected, statistics = [], []
         for (group, chosen), panel in zip(self.projections, projection_panels, strict=True):
             width = sum(weight.shape[0] for weight, _ in group)
             target = x.new_empty(self.batch, self.taken if chosen else self.length, width)
             bias = torch.cat([bias.detach() for _, bias in group])
-            fields = self._tokens(chosen) | self._norm(weights.attention_norm, 0)
+            statistics.append(x.new_empty(*target.shape[:2], 2))
+            fields = self._tokens(chosen) | self._norm(weights.attention_norm, 0, statistics[-1])
             _launch("project", **fields, width=width, weight=panel, bias=bias, x=x, projected=target)
             projected.append(target)
         q, k, v = self._heads(projected)
@@ -149,11 +150,12 @@ class _Run:
         tokens = (self.batch, self.taken)
         middle, out = x.new_empty(*tokens, dim), x.new_empty(*tokens, dim)
         hidden = x.new_empty(*tokens, self.hidden_width)
+        statistics.append(x.new_empty(*tokens, 2))
         zeros = x.new_zeros(max(self.hidden_width, dim)) if self.call.gated else None
         _launch(
             "feed",
             **self._tokens(True),
-            **self._norm(weights.feedforward_norm, 1),
+            **self._norm(weights.feedforward_norm, 1, statistics[-1]),
             **self._widths(),
             x=x,
             attended=attended,
@@ -167,15 +169,15 @@ class _Run:
             inner_weight=inner,
             inner_bias=weights.inner[1] if zeros is None else zeros,
         )
-        kept = [*projected, attended, sums, middle, hidden, packed]
+        kept = [*projected, *statistics, attended, sums, middle, hidden, packed]
         return out, kept if band is None else [*kept, band]
 
     def backward(self, grad: Tensor, *kept: Tensor) -> list[Tensor]:
         """Gradients of x and of the parameters, in `fused_block`'s order."""
         x, weights, dim, call = self.x, self.weights, self.dim, self.call
         count = len(self.projections)
-        projected, band = kept[:count], kept[count + 5 :]
-        attended, sums, middle, hidden, packed = kept[count : count + 5]
+        projected, statistics, rest = kept[:count], kept[count : 2 * count + 1], kept[2 * count + 1 :]
+        attended, sums, middle, hidden, packed, *band = rest
         *projection_panels, output, hidden_panels, inner = packed.split(self._panel_sizes())
         grad_middle, grad_attended = torch.empty_like(middle), torch.empty_like(attended)
         feed_sizes = [
@@ -187,7 +189,7 @@ class _Run:
             feed_sizes,
             x,
             **self._tokens(True),
-            **self._norm(weights.feedforward_norm, 1),
+            **self._norm(weights.feedforward_norm, 1, statistics[-1]),
             **self._widths(),
             attended=attended,
             middle=middle,
@@ -229,7 +231,7 @@ class _Run:
                 [width * dim, dim, dim, width],
                 x,
                 **self._tokens(chosen),
-                **self._norm(weights.attention_norm, 0),
+                **self._norm(weights.attention_norm, 0, statistics[index]),
                 x=x,
                 width=width,
                 weight=projection_panels[index],
@@ -304,9 +306,10 @@ class _Run:
             "first": self.call.first if chosen else 0,
         }
 
-    def _norm(self, pair: tuple[Tensor, Tensor], index: int) -> dict[str, Any]:
+    def _norm(self, pair: tuple[Tensor, Tensor], index: int, statistics: Tensor) -> dict[str, Any]:
         return {
             "dim": self.dim,
+            "statistics": statistics,
             "norm_weight": pair[0],
             "norm_bias": pair[1],
             "epsilon": self.call.epsilons[index],
