@@ -46,5 +46,6 @@ def test_smoke(tmp_path):
     outcome = reproduce(experiment("language"), "smoke", tmp_path, threads=1)
     assert {row["method"] for row in outcome.study.rows} == set(METHODS)
     assert all(3 < row["validation/bits_per_byte"] < 9 for row in outcome.study.rows)
-    assert [verdict.statement.split(" is")[0] for verdict in outcome.verdicts] == ["Softmax", "HYLA", "Softmax", "HYLA"]
+    # A run this short has no FLOP-matched partner, and so no verdict about one.
+    assert [verdict.statement.split(" is")[0] for verdict in outcome.verdicts] == ["Softmax", "HYLA", "Softmax"]
     assert (tmp_path / "language" / "smoke" / "language.png").stat().st_size > 10_000
