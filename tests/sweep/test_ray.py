@@ -75,7 +75,7 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "0000000000000000000
 
 def test_one_of_two_nodes_is_lost(cluster, tmp_path):
     """All runs finish, those of the lost node on the other one, with the results of local processes."""
-    configs = dict(grid(small_config(steps=400, eval_every=200, checkpoint_every=20, log_every=50), seed=range(4)))
+    configs = dict(grid(small_config(steps=2000, eval_every=1000, checkpoint_every=50, log_every=250), seed=range(4)))
     runs = plan(configs, tmp_path / "ray")
     lost = []
 
