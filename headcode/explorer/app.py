@@ -12,10 +12,11 @@ from headcode.explorer.atlas import Atlases
 from headcode.explorer.callbacks import Explorer, register
 from headcode.explorer.catalogue import Catalogue
 from headcode.explorer.layout import page
-from headcode.explorer.security import protect
+from headcode.explorer.security import MAX_REQUEST, protect
 
 HOST = "127.0.0.1"
 THREADS = 8
+MAX_BODY = 4 * MAX_REQUEST
 log = logging.getLogger("headcode.explorer")
 
 
@@ -59,7 +60,14 @@ def serve(app: Dash, explorer: Explorer, port: int) -> None:
     torch.set_num_threads(1)  # requests come several at a time; each has enough with one core
     try:
         server = create_server(
-            app.server, host=HOST, port=port, threads=THREADS, ident=None, clear_untrusted_proxy_headers=True
+            app.server,
+            host=HOST,
+            port=port,
+            threads=THREADS,
+            ident=None,
+            clear_untrusted_proxy_headers=True,
+            # Before the app sees a request the server keeps its body, on disk if it is large: not for long.
+            max_request_body_size=MAX_BODY,
         )
     except OSError as error:
         raise ValueError(f"Port {port} is not free ({error.strerror}); choose another with --port.") from None

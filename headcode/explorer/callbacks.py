@@ -67,14 +67,14 @@ class Explorer:
         return [classes, top, said, title, stage.source(model, state), body, patch]
 
     def right(self, search: Any, slot: int) -> list[Any]:
-        """One model's column: head, answer, pair, bars, sheet, around, map, near, network note, network."""
+        """One model's column: head, answer, pair, bars, sheet, around, map, near, network note, network, titles."""
         state, _ = self.read(search)
         name = state.other if slot else state.model
         if not name:
             raise PreventUpdate
         if self.kind(state) == "lens":
             found, _, state = lens_slot(self.catalogue.lenses[name], state)
-            around: list[Piece] = [note("All pairs of the sentence, coloured by the kind of the key's token.")]
+            around: list[Piece] = [note("Coloured by the kind of the key's token.")]
         else:
             found = task_slot(self.catalogue.models[name], self.atlases, state, self.question(state))
             options = [("this key", "key"), ("all keys", "all")]
@@ -93,6 +93,7 @@ class Explorer:
             found.network,
             None,
             None,
+            *found.titles,
         ]
 
     def surface(self, search: Any, slot: int) -> list[Any]:
@@ -170,6 +171,7 @@ def register(app: Dash, explorer: Explorer) -> None:
         names = [("head", "children"), ("answer", "children"), ("pair-box", "children"), ("bars", "figure")]
         names += [("sheet", "figure"), ("around", "children"), ("codes", "figure"), ("near-box", "children")]
         names += [("network-note", "children"), ("network", "figure"), ("codes", "clickData"), ("sheet", "clickData")]
+        names += [(f"{card}-title", "children") for card in ("answer", "code", "map", "network")]
 
         def right(search: Any, slot: int = slot) -> list[Any]:
             return explorer.right(search, slot)

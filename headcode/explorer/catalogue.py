@@ -11,6 +11,7 @@ from headcode.analysis.runs import OpenRun, open_run
 from headcode.explorer.sentences import Lens
 from headcode.explorer.state import Limits
 from headcode.tasks import FuzzyLogic, SRaven, Task
+from headcode.tasks.sraven import DISTRIBUTE
 from headcode.train.folder import read_run_config
 
 COMPUTING = threading.RLock()
@@ -47,6 +48,9 @@ class Model:
                 num_values=task.num_values,
                 num_visible=hidden,
                 query=hidden,
+                # The same place in the panel before: a pair whose codes tell rules apart better than most.
+                key=hidden - task.num_features,
+                donor_rules=tuple(rule for rule in task.rule_ids if rule != DISTRIBUTE),
             )
         assert isinstance(task, FuzzyLogic)
         return Limits(

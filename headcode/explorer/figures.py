@@ -11,7 +11,7 @@ BLUE, ORANGE, GREEN, GREY = "#2f7fd1", "#d9691e", "#2a9d5c", "#98a1b0"
 RULE_COLOURS = ("#8a93a3", "#2f7fd1", "#6bb7f0", "#d9691e", "#f2a35e", "#2a9d5c", "#b455b6", "#c7a500")
 SIGNED = [[0.0, "#b4531a"], [0.25, "#eba876"], [0.5, "#f7f7f5"], [0.75, "#7fb3e0"], [1.0, "#1f5f9e"]]
 HEIGHT = [[0.0, "#1d2e5c"], [0.35, "#2f7fa8"], [0.65, "#5cc0a0"], [1.0, "#f6e27a"]]
-HEIGHTS = {"bars": 180, "sheet": 190, "codes": 360, "network": 280, "surface": 260}
+HEIGHTS = {"bars": 180, "sheet": 200, "codes": 360, "network": 280, "surface": 260}
 FONT = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif", "size": 12, "color": GREY}
 
 
@@ -75,8 +75,9 @@ def code_bars(code: np.ndarray, donor: np.ndarray | None) -> Figure:
     )
 
 
-def code_sheet(codes: np.ndarray, names: Sequence[str], key: int) -> Figure:
-    """The codes of one query to all keys, (H, key): a column is a code; the chosen key is framed."""
+def code_sheet(codes: np.ndarray, names: Sequence[str], key: int, tokens: Sequence[str] = ()) -> Figure:
+    """The codes of one query to all keys, (H, key): a column is a code; the chosen key is framed. Tokens that are words
+    stand under their columns, as many as there is room for."""
     limit = float(np.abs(codes).max()) or 1.0
     sheet = {
         "type": "heatmap",
@@ -98,10 +99,16 @@ def code_sheet(codes: np.ndarray, names: Sequence[str], key: int) -> Figure:
         "y1": len(codes) + 0.5,
         "line": {"color": ORANGE, "width": 2.5},
     }
+    across = _axis(title={"text": "key (click one)", "standoff": 4}, nticks=10)
+    if tokens:
+        every = -(-len(tokens) // 16)
+        shown = list(range(0, len(tokens), every))
+        words = [tokens[k] if len(tokens[k]) <= 9 else tokens[k][:8] + "…" for k in shown]
+        across |= {"tickvals": shown, "ticktext": words, "tickangle": -50, "automargin": True, "tickfont": {"size": 11}}
     return _figure(
         [sheet],
         HEIGHTS["sheet"],
-        xaxis=_axis(title={"text": "key (click one)", "standoff": 4}, nticks=10),
+        xaxis=across,
         yaxis=_axis(title={"text": "head", "standoff": 2}, nticks=5, autorange="reversed"),
         shapes=[frame],
     )
@@ -183,12 +190,16 @@ def shaded_map(
         "showscale": True,
         "colorbar": scale,
     }
-    figure["layout"] |= {"showlegend": False, "margin": {"l": 28, "r": 8, "t": 8, "b": 28}}
+    figure["data"][0]["showlegend"] = False
+    figure["layout"] |= {"showlegend": True, "margin": {"l": 28, "r": 8, "t": 36, "b": 28}}
     return figure
 
 
-def networks(weights: Sequence[np.ndarray]) -> Figure:
-    """The generated weights: one matrix, or the two layers above each other, outputs and inputs along the width."""
+def networks(weights: Sequence[np.ndarray], step: int = 1) -> Figure:
+    """The generated weights: one matrix, or the two layers above each other, outputs and inputs along the width.
+
+    A pixel stands for `step` × `step` weights.
+    """
     data: list[dict[str, Any]] = []
     layout: dict[str, Any] = {}
     two = len(weights) > 1
@@ -202,6 +213,8 @@ def networks(weights: Sequence[np.ndarray]) -> Figure:
             {
                 "type": "heatmap",
                 "z": [_round(row, 4) for row in matrix],
+                "dx": step,
+                "dy": step,
                 "colorscale": SIGNED,
                 "zmin": -limit,
                 "zmax": limit,

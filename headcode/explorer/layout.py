@@ -5,7 +5,7 @@ from typing import Any
 from dash import dcc, html
 
 from headcode.explorer.figures import HEIGHTS, empty
-from headcode.explorer.parts import Piece, heading
+from headcode.explorer.parts import Piece
 from headcode.explorer.state import MAX_INSTANCE, MAX_TEXT
 
 SLOTS = (0, 1)
@@ -96,10 +96,10 @@ def _slot(slot: int) -> Piece:
         [html.H3("The function: click to move the hidden point"), graph("surface"), words("surface-note")],
         className="surface-box",
     )
-    answer = html.Section([heading("2", "The answer"), words("answer"), surface], className="card answer-card")
+    answer = html.Section([words("answer-title"), words("answer"), surface], className="card answer-card")
     code = html.Section(
         [
-            heading("3", "The code", "One number for each head: how strongly it looks from the query at the key."),
+            words("code-title"),
             words("pair-box"),
             graph("bars"),
             html.H3("The query's codes to all keys"),
@@ -109,7 +109,7 @@ def _slot(slot: int) -> Piece:
     )
     codes = html.Section(
         [
-            heading("4", "The map of codes", "Every dot is another code. Click one to open its question."),
+            words("map-title"),
             words("around"),
             graph("codes"),
             words("near-box"),
@@ -117,7 +117,7 @@ def _slot(slot: int) -> Piece:
         className="card map-card",
     )
     network = html.Section(
-        [heading("5", "The generated network"), words("network-note", "explained"), graph("network")],
+        [words("network-title"), words("network-note", "explained"), graph("network")],
         className="card network-card",
     )
     stacks = [html.Div([answer, codes], className="stack"), html.Div([code, network], className="stack")]

@@ -6,6 +6,8 @@ from typing import Any
 from dash import html
 
 Piece = Any
+FILLED = 0.75
+"""The probability from which a cell's number is written in the colour that reads well on the full fill."""
 
 
 def link(
@@ -44,9 +46,10 @@ def note(words: Piece, *names: str) -> Piece:
     return html.P(words, className=" ".join(("note", *names)))
 
 
-def heading(number: str, words: str, explained: str = "") -> Piece:
-    """A card's title, with its place in the story."""
-    title = html.H2([html.Span(number, className="number"), words])
+def heading(number: str, words: str, explained: str = "", whose: str = "") -> Piece:
+    """A card's title, with its place in the story, and the method that it is about."""
+    about = [badge(whose, "method whose")] if whose else []
+    title = html.H2([html.Span(number, className="number"), words, *about])
     return html.Div([title, html.P(explained, className="explained")] if explained else [title], className="heading")
 
 
@@ -63,7 +66,7 @@ def strip(
     for value, share in enumerate(probabilities):
         names = ["cell"] + ["best"] * (value == best) + ["true"] * (value == truth) + ["follow"] * (value == follow)
         fill = html.Span(className="fill", style={"opacity": f"{max(share, 0.0):.3f}"})
-        mark = html.Span(str(value), className="value" + (" light" if share > 0.55 else ""))
+        mark = html.Span(str(value), className="value" + (" filled" if share > FILLED else ""))
         cells.append(html.Span([fill, mark], className=" ".join(names), title=f"{value}: {share:.1%}"))
     verdict = "" if truth is None else " right" if best == truth else " wrong"
     verdict = " follows" if best == follow else verdict

@@ -14,7 +14,7 @@ from headcode.explorer.catalogue import COMPUTING, Model
 from headcode.explorer.figures import Figure
 from headcode.explorer.functions import Function
 from headcode.explorer.panels import position_names
-from headcode.explorer.parts import Piece, badge, link, note, strip
+from headcode.explorer.parts import Piece, badge, heading, link, note, strip
 from headcode.explorer.puzzles import Puzzle
 from headcode.explorer.sentences import Lens, strongest
 from headcode.explorer.state import State
@@ -31,6 +31,8 @@ SAME_EVERYWHERE = (
 class Slot:
     """What one model's column shows."""
 
+    titles: list[Piece]
+    """Of the cards: answer, code, map, network."""
     head: list[Piece]
     answer: list[Piece]
     pair: list[Piece]
@@ -66,9 +68,10 @@ def task_slot(model: Model, atlases: Atlases, state: State, question: Puzzle | F
     drawn, near = _map(model, atlas, state, question, codes, others)
     kind = "two layers with a nonlinearity between" if len(weights) > 1 else "one linear layer"
     return Slot(
+        titles=titles(model.method),
         head=_head(model),
         answer=answer,
-        pair=_pair(state, model.limits.layers, names),
+        pair=_pair(state, model.limits.layers, names, donor is not None),
         bars=figures.code_bars(code, None if others is None else others[:, state.query, state.key]),
         sheet=figures.code_sheet(codes[:, state.query], names, state.key),
         codes=drawn,
@@ -82,6 +85,23 @@ def _donor(question: Puzzle | Function, state: State) -> tuple[Any, str] | None:
     if isinstance(question, Puzzle):
         return puzzles.donor_of(question, state)
     return functions.donor_of(question, state)
+
+
+def titles(method: str, lens: bool = False) -> list[Piece]:
+    """The cards' headings; where two models' cards stand among each other, each says whose it is."""
+    said = [
+        ("2", "The check" if lens else "The answer", "Is this reading the layer, or a picture of it?" if lens else ""),
+        ("3", "The code", "One number for each head: how strongly it looks from the query at the key."),
+        (
+            "4",
+            "The map of codes",
+            "Every dot is the code of a pair of tokens. Click one to look at that pair."
+            if lens
+            else "Every dot is the code of another question. Click one to open it.",
+        ),
+        ("5", "The generated network", ""),
+    ]
+    return [heading(*each, whose=method) for each in said]
 
 
 def _head(model: Model) -> list[Piece]:
@@ -102,16 +122,18 @@ def token_names(question: Puzzle | Function) -> list[str]:
     return [f"row {row + 1}, column {column + 1}, {names[position]}" for row, column, position in places]
 
 
-def _pair(state: State, layers: int, names: Sequence[str]) -> list[Piece]:
+def _pair(state: State, layers: int, names: Sequence[str], patched: bool = False) -> list[Piece]:
     links = [link(f"{i + 1}", state.link(layer=i), selected=i == state.layer) for i in range(layers)]
     chosen = html.Div(
         [html.Span("layer", className="label"), html.Div(links, className="segments")], className="row layer"
     )
     words = [
         html.Span(names[state.query], className="mark query"),
-        " looks at ",
+        html.Span("looks at"),
         html.Span(names[state.key], className="mark key"),
     ]
+    if patched:
+        words.append(html.Span("the donor's code", className="mark donor"))
     return [chosen, html.P(words, className="pair")]
 
 
@@ -141,7 +163,7 @@ def puzzle_answer(
     pieces.append(html.Div(rows, className="strips"))
     if patch is not None and donor is not None:
         pieces.append(_patch_words(puzzle, guesses, patch.probabilities.argmax(1), follow, donor[1], names))
-    else:
+    elif not puzzle.edited:
         pieces.append(html.Div([html.Span("truth", className="mark true")], className="legend"))
     return pieces
 
@@ -156,7 +178,7 @@ def _patch_words(
 ) -> Piece:
     changed = [f"{names[place]} {before[place]} → {after[place]}" for place in np.flatnonzero(before != after).tolist()]
     first = f"Code from {source}: " + (", ".join(changed) if changed else "the answer stays") + "."
-    marks = [html.Span("truth", className="mark true")]
+    marks = [] if puzzle.edited else [html.Span("truth", className="mark true")]
     if follow is None:
         return html.Div([html.P(first, className="note patch-result"), html.Div(marks, className="legend")])
     place, value = follow
@@ -219,7 +241,8 @@ def _map(
         mine if mine is not None and mine < len(atlas) else None,
     )
     if isinstance(question, Puzzle):
-        return _rule_map(atlas, state, plane, here, there, near, question.rule(state.query))
+        rule = None if question.edited else question.rule(state.query)
+        return _rule_map(atlas, state, plane, here, there, near, rule)
     return _value_map(model, atlas, state, plane, here, there, near)
 
 
@@ -239,7 +262,7 @@ def _rule_map(
     here: np.ndarray,
     there: np.ndarray | None,
     near: list[tuple[int, float]],
-    rule: int,
+    mine: int | None,
 ) -> tuple[Figure, list[Piece]]:
     rules = atlas.batch.info["token_rules"][:, state.query].numpy()
     words = [
@@ -260,9 +283,9 @@ def _rule_map(
         ]
         items.append(html.Li(link(words_here, _visit(atlas, state, row))))
     pieces: list[Piece] = [html.H3("Nearest codes and the rules behind them"), html.Ol(items, className="near")]
-    if state.shown:
-        same = sum(int(rules[row]) == rule for row, _ in near)
-        pieces.append(note(f"{same} of {len(near)} belong to this token's rule, {RULE_NAMES[rule]}."))
+    if state.shown and mine is not None:
+        same = sum(int(rules[row]) == mine for row, _ in near)
+        pieces.append(note(f"{same} of {len(near)} belong to this token's rule, {RULE_NAMES[mine]}."))
     return drawn, pieces
 
 
@@ -304,7 +327,8 @@ def lens_slot(lens: Lens, state: State) -> tuple[Slot, Any, State]:
     if layer is None:
         words = f"This layer cannot be read: {reading.unreadable.get(state.layer, 'it gave no attention')}."
         nothing = figures.empty(180)
-        return Slot(head, [note(words)], pair, nothing, nothing, nothing, [], nothing, ""), reading, state
+        shown = titles("softmax", lens=True)
+        return Slot(shown, head, [note(words)], pair, nothing, nothing, nothing, [], nothing, ""), reading, state
     codes = layer.codes.float().numpy()
     code = codes[:, state.query, state.key]
     flat = codes.reshape(len(codes), -1).T  # (pair, H)
@@ -324,17 +348,20 @@ def lens_slot(lens: Lens, state: State) -> tuple[Slot, Any, State]:
         words_here = [f"{reading.tokens[q]} → {reading.tokens[k]}", html.Span(f"{cosine:.3f}", className="cosine")]
         items.append(html.Li(link(words_here, state.link(query=q, key=k))))
     matrix = layer.value_network(state.query, state.key).float().numpy()
-    error = f"All generated matrices applied and summed are within {layer.error:.0e} of the layer's own output."
+    error = html.Span(f"{layer.error:.0e}", className="nowrap")
+    check = ["All generated matrices applied and summed are within ", error, " of the layer's own output."]
     near = [html.H3("Nearest codes in this sentence"), html.Ol(items, className="near")]
+    small = strongest(matrix)
     slot = Slot(
+        titles=titles("softmax", lens=True),
         head=head,
-        answer=[note(error)],
+        answer=[note(check)],
         pair=pair,
         bars=figures.code_bars(code, None),
-        sheet=figures.code_sheet(codes[:, state.query], names, state.key),
+        sheet=figures.code_sheet(codes[:, state.query], names, state.key, reading.tokens),
         codes=drawn,
         near=near,
-        network=figures.networks([strongest(matrix)]),
+        network=figures.networks([small], -(-len(matrix) // len(small))),
         network_note=f"W of this pair, {' × '.join(map(str, matrix.shape))}; a pixel is the strongest weight around.",
     )
     return slot, reading, state

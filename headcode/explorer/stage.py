@@ -14,7 +14,6 @@ from headcode.explorer.puzzles import Puzzle
 from headcode.explorer.state import MAX_INSTANCE, State
 from headcode.tasks import RULE_NAMES
 from headcode.tasks.render import formula
-from headcode.tasks.sraven import DISTRIBUTE
 
 SPLIT_WORDS = {
     "train": "seen in training",
@@ -167,7 +166,8 @@ def matrix(puzzle: Puzzle, state: State) -> Piece:
         row, column = divmod(index, task.grid)
         values = tuple(int(value) for value in puzzle.cells[row, column])
         last = index == task.grid**2 - 1
-        hidden = last and not state.shown
+        # Cells set by hand leave the last panel without a truth to show.
+        hidden = last and (puzzle.edited or not state.shown)
         look = "hidden" if hidden else "answer" if last else "plain"
         spoken = "the hidden panel" if hidden else ", ".join(f"{n} {v}" for n, v in zip(names, values, strict=True))
         picture = html.Img(src=panel(() if hidden else values, task.num_values, look), alt=spoken, className="panel")
@@ -176,7 +176,7 @@ def matrix(puzzle: Puzzle, state: State) -> Piece:
             token = index * task.num_features + position
             classes = ["token"] + ["query"] * (token == state.query) + ["key"] * (token == state.key)
             classes += ["edited"] * (token in edited) + ["hidden"] * hidden
-            if state.shown:
+            if state.shown and not puzzle.edited:
                 classes.append(f"feature-{puzzle.feature(token) % 4}")
             title = f"row {row + 1}, column {column + 1}, {names[position]}"
             tokens.append(
@@ -214,7 +214,8 @@ def puzzle_stage(puzzle: Puzzle, state: State) -> list[Piece]:
     pieces: list[Piece] = [click_mode(state, ("query", "key", "edit")), matrix(puzzle, state), *legend(puzzle)]
     if state.edits:
         undo = link("undo", state.link(edits=()), "undo")
-        pieces.append(note([f"{len(state.edits)} cells changed by hand · ", undo]))
+        cells = f"{len(state.edits)} {'cell' if len(state.edits) == 1 else 'cells'}"
+        pieces.append(note([f"{cells} changed by hand · ", undo]))
     names = position_names(task.num_features, task.num_values)
     pieces.append(html.H3("Your answer"))
     guess = state.guess or (-1,) * task.num_features
@@ -326,9 +327,9 @@ def patch_card(model: Model, state: State, puzzle: Puzzle | None) -> list[Piece]
     task: Any = model.task
     if puzzle is not None:
         mine = puzzle.rule(state.query)
-        for rule in model.limits.rule_ids:
-            if rule not in (mine, DISTRIBUTE):
-                donor = f"rule-{rule}"
+        for rule in model.limits.donor_rules:
+            donor = f"rule-{rule}"
+            if rule != mine or state.donor == donor:
                 words = f"this puzzle, with the rule {RULE_NAMES[rule]}"
                 options.append((words, state.link(donor=donor, shown=True), state.donor == donor))
     else:
@@ -336,11 +337,17 @@ def patch_card(model: Model, state: State, puzzle: Puzzle | None) -> list[Piece]
             donor = f"terms-{'.'.join(map(str, terms))}"
             words = formula(task.term_bits(np.array(terms)))
             options.append((words, state.link(donor=donor, shown=True), state.donor == donor))
-    for step in (1, 2, 3):
-        donor = f"n-{min(state.n + step, MAX_INSTANCE)}"
+    instances = [f"n-{min(state.n + step, MAX_INSTANCE)}" for step in (1, 2, 3)]
+    # A donor stays when another question is opened: then it is none of the next ones, and still has a name.
+    if state.donor.startswith("n-") and state.donor not in instances:
+        instances.append(state.donor)
+    for donor in instances:
         words = f"{state.split} instance {donor[2:]}"
         options.append((words, state.link(donor=donor, shown=True), state.donor == donor))
-    current = next((words for words, _, chosen in options if chosen), state.donor)
+    if not any(chosen for _, _, chosen in options):
+        words = formula(task.term_bits(np.array([int(term) for term in state.donor[6:].split(".")])))
+        options.append((words, state.link(), True))
+    current = next(words for words, _, chosen in options if chosen)
     pieces.append(menu("code from", current, options, "choose-donor"))
     if state.donor:
         pieces.append(

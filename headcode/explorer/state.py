@@ -36,6 +36,10 @@ class Limits:
     num_variables: int = 0
     query: int = 0
     """The first answering token: chosen unless the address says otherwise."""
+    key: int | None = None
+    """The key that the first answering token is first seen with; itself unless given."""
+    donor_rules: tuple[int, ...] = ()
+    """SRAVEN: rules that a puzzle can be rewritten to, for a patch."""
 
     @property
     def split(self) -> str:
@@ -149,7 +153,9 @@ def parse(search: Any, limits: dict[str, Limits], peers: dict[str, list[str]], t
     query = reader.number("query", known.length - 1, known.query)
     state = state.change(
         query=query,
-        key=reader.number("key", known.length - 1, query),
+        key=reader.number(
+            "key", known.length - 1, known.key if known.key is not None and query == known.query else query
+        ),
         split=reader.choice("split", known.splits, known.split),
         n=reader.number("n", MAX_INSTANCE, 0),
         seed=reader.number("seed", MAX_INSTANCE, 0),
@@ -162,7 +168,7 @@ def parse(search: Any, limits: dict[str, Limits], peers: dict[str, list[str]], t
             shuffle=reader.flag("shuffle", True),
             edits=reader.edits("edits", known.num_visible, known.num_values),
             guess=reader.guess("guess", known.num_features, known.num_values),
-            donor=reader.donor(rules=known.rule_ids),
+            donor=reader.donor(rules=known.donor_rules),
         )
     else:
         everything = tuple(range(2**known.num_variables))

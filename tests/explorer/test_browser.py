@@ -132,7 +132,7 @@ def test_choose_rules_and_edit_a_cell(visit):
     until(browser, lambda: "edits=0" in find(browser, "[data-token='0']").get_attribute("href"))
     find(browser, "[data-token='0']").click()
     until(browser, lambda: text(browser, "[data-token='0']") == str((values[0] + 1) % 8))
-    assert "1 cells changed by hand" in text(browser, "#stage")
+    assert "1 cell changed by hand" in text(browser, "#stage")
 
 
 def test_choose_query_and_key(visit):
@@ -287,6 +287,8 @@ def test_a_sentence_under_the_lens(visit):
     tokens = [token.text for token in all_of(browser, ".sentence .token")]
     assert tokens == ["[CLS]", "the", "dog", "chased", "two", "cats", ".", "[SEP]"]
     assert "of the layer's own output" in text(browser, "#answer-0")
+    assert "The check" in text(browser, "#answer-title-0") and "pair of tokens" in text(browser, "#map-title-0")
+    assert [tick.text for tick in all_of(browser, "#sheet-0 .xtick text")] == tokens
     drawn = bars(browser)
     assert len(drawn) == 12 and min(drawn) >= 0 and max(drawn) <= 1
     find(browser, "[data-token='5']").click()
@@ -306,6 +308,20 @@ def test_nothing_is_cut_or_overlaps(visit, shared, width, dark):
             check_layout(visit(search), width)
             ground = shared.execute_script("return getComputedStyle(document.body).backgroundColor")
             assert (sum(map(int, ground[4:-1].split(","))) < 200) == dark
+    finally:
+        show_as(shared, 1400, 900, False)
+
+
+def test_two_models_on_a_telephone_stand_card_by_card(visit, shared):
+    """In one column what is compared is near: answer under answer, each saying whose it is."""
+    show_as(shared, 390, 844, False)
+    try:
+        browser = visit("?model=zoo/logic-hyla&other=zoo/logic-softmax&shown=1&n=3")
+        until(browser, lambda: text(browser, "#answer-1"))
+        tops = [find(browser, f"#answer-{slot}").rect["y"] for slot in (0, 1)]
+        code = find(browser, "#bars-0").rect["y"]
+        assert tops[0] < tops[1] < code
+        assert [text(browser, f"#answer-title-{slot} .whose") for slot in (0, 1)] == ["hyla", "softmax"]
     finally:
         show_as(shared, 1400, 900, False)
 

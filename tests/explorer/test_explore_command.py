@@ -34,6 +34,14 @@ def test_a_missing_dash_names_the_extra(capsys, monkeypatch):
     assert "pip install 'headcode[explorer]'" in capsys.readouterr().err
 
 
+def refused(port):
+    """The status of a request that announces far more than it may have: it is refused before it is sent."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        head = f"POST /_dash-update-component HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: {10**9}\r\n\r\n"
+        connection.sendall(head.encode())
+        return int(connection.recv(4096).split()[1])
+
+
 @pytest.mark.slow
 def test_it_serves_on_this_machine_alone_and_says_when_a_port_is_taken():
     command = [sys.executable, "-m", "headcode", "explore", "zoo/logic-hyla", "--port", "0"]
@@ -47,6 +55,7 @@ def test_it_serves_on_this_machine_alone_and_says_when_a_port_is_taken():
                 if not address.startswith("127."):
                     with pytest.raises(OSError, match="refused"):
                         socket.create_connection((address, port), timeout=10)
+            assert refused(port) == 413
             second = subprocess.run([*command[:-1], str(port)], capture_output=True, text=True, timeout=300)
             assert second.returncode == 2 and f"Port {port} is not free" in second.stderr
         finally:

@@ -159,6 +159,34 @@ def test_the_patch_of_the_page_is_the_patch(explorer, puzzler):
     assert "follows the code" in said or "does not follow the code" in said
 
 
+def test_every_donor_has_a_name_in_the_menu(explorer):
+    """Also one that is none of the options: it came with an address, or another question was opened since."""
+
+    def named(search):
+        patch = explorer.left(search)[6]
+        return words_of(patch[1].children[1].children[0])
+
+    puzzle = "?model=zoo/sraven-2-hyla&shown=1&n=3"
+    assert named(puzzle) == "no patch"
+    assert named(puzzle + "&donor=n-900") == "compositional instance 900"
+    own = puzzles.sample(explorer.catalogue.models["zoo/sraven-2-hyla"].task, "compositional", 3).rule(16)
+    assert named(puzzle + f"&donor=rule-{own}") == f"this puzzle, with the rule {RULE_NAMES[own]}"
+    terms = "?model=zoo/logic-hyla&split=novel&shown=1&donor=terms-3.9"
+    assert named(terms) == "(¬x1 ∧ ¬x2 ∧ x3 ∧ x4) ∨ (x1 ∧ ¬x2 ∧ ¬x3 ∧ x4)"
+
+
+def test_cells_set_by_hand_leave_no_truth_to_show(explorer):
+    search = "?model=zoo/sraven-2-hyla&n=3&shown=1"
+    value = (int(words_of(explorer.left(search)[5][1].children[0].children[1].children[0])) + 1) % 8
+    for edits, hidden in (("", False), (f"&edits=0-{value}", True)):
+        stage, column = explorer.left(search + edits)[5], explorer.right(search + edits, 0)
+        last = stage[1].children[-1].children
+        assert [words_of(token) == "?" for token in last[1].children] == [hidden, hidden]
+        assert (last[0].alt == "the hidden panel") == hidden
+        assert ("truth" in words_of(column[1])) == (not hidden)
+        assert ("belong to this token's rule" in words_of(column[7])) == (not hidden)
+
+
 def point(**what):
     return {"points": [what]}
 

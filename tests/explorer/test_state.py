@@ -17,6 +17,7 @@ LIMITS = {
         num_values=8,
         num_visible=24,
         query=24,
+        donor_rules=tuple(range(7)),
     ),
     "other-puzzles": Limits(kind="sraven", length=27, layers=2, splits=("train", "iid", "compositional"), query=24),
     "functions": Limits(
@@ -42,6 +43,23 @@ def test_an_empty_address_is_the_first_model_with_its_defaults():
         24,
     )
     assert not state.shown and not state.drawn
+
+
+def test_the_first_answering_token_starts_with_its_own_key():
+    limits = {"m": Limits(kind="sraven", length=18, layers=1, splits=("iid",), query=16, key=14)}
+
+    def key(search):
+        state, notices = parse(search, limits, {"m": []}, "")
+        assert notices == []
+        return state.query, state.key
+
+    assert [key(search) for search in ("", "?query=16", "?query=5", "?query=5&key=3", "?key=16")] == [
+        (16, 14),
+        (16, 14),
+        (5, 5),
+        (5, 3),
+        (16, 16),
+    ]
 
 
 puzzle_states = st.builds(
@@ -112,6 +130,7 @@ def test_every_state_comes_back_from_its_address(state):
         ("?edits=3-8", "tokens below 24"),
         ("?guess=1.2.9", "3 numbers below 8"),
         ("?donor=rule-9", "n-INSTANCE or rule-NUMBER"),
+        ("?donor=rule-7", "n-INSTANCE or rule-NUMBER"),
         ("?donor=terms-1.2", "n-INSTANCE or rule-NUMBER"),
         ("?shown=yes", "it can be 0, 1"),
         ("?click=<script>", "it can be query, key, edit"),
