@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from headcode.experiments.base import Mean
+from headcode.ops import METHODS
 from headcode.report.style import METHOD_COLOURS, PALETTE
 
 _OTHER_COLOURS = tuple(colour for colour in PALETTE if colour not in METHOD_COLOURS.values())
@@ -19,13 +20,34 @@ def colour_of(method: str, methods: Sequence[str]) -> str:
     return _OTHER_COLOURS[others.index(method) % len(_OTHER_COLOURS)]
 
 
-def line(axes: Any, x: Sequence[float], means: Sequence[Mean], colour: str, label: str, style: str = "-") -> None:
-    """A line through means, intervals where there are several seeds, and each seed as a faint dot."""
-    axes.plot(x, [mean.value for mean in means], style, marker="o", color=colour, label=label, zorder=3)
+def line(
+    axes: Any,
+    x: Sequence[float],
+    means: Sequence[Mean],
+    colour: str,
+    label: str,
+    style: str = "-",
+    *,
+    shift: float = 0.0,
+) -> None:
+    """A line through means, intervals where there are several seeds, and each seed as a faint dot.
+
+    `shift`, in points, moves it sideways, so that the intervals of several lines do not hide each other.
+    """
+    from matplotlib.transforms import ScaledTranslation
+
+    drawn = axes.plot(x, [mean.value for mean in means], style, marker="o", color=colour, label=label, zorder=3)
+    dots = {"markersize": 2.6, "alpha": 0.4, "markeredgewidth": 0, "zorder": 2}
     for at, mean in zip(x, means, strict=True):
-        axes.scatter([at] * len(mean.each), mean.each, s=7, color=colour, alpha=0.4, linewidths=0, zorder=2)
+        drawn += axes.plot([at] * len(mean.each), mean.each, "o", color=colour, **dots)
         if mean.half_width is not None:
-            axes.errorbar(at, mean.value, mean.half_width, color=colour, linewidth=0.8, capsize=2, zorder=1)
+            whisker = axes.errorbar(at, mean.value, mean.half_width, color=colour, linewidth=0.8, capsize=2, zorder=1)
+            drawn += whisker.get_children()
+    if shift:
+        # After the drawing: the range of the axes is then that of the data, not of the shifted picture.
+        aside = axes.transData + ScaledTranslation(shift / 72, 0, axes.figure.dpi_scale_trans)
+        for artist in drawn:
+            artist.set_transform(aside)
 
 
 def bars(axes: Any, groups: Mapping[str, Sequence[Mean]], labels: Sequence[str], colours: Mapping[str, str]) -> None:
@@ -42,7 +64,28 @@ def bars(axes: Any, groups: Mapping[str, Sequence[Mean]], labels: Sequence[str],
     axes.axhline(0, color="0.7", linewidth=0.6, zorder=0)
 
 
-def limits(axes: Any, means: Sequence[Mean], floor: float = -0.25, top: float = 1.02) -> None:
-    """A vertical range that shows every seed, but not the whole of an interval that reaches far beyond."""
+def method_labels(methods: Sequence[str]) -> list[str]:
+    """What stands under the bars of a method: its name in two lines, its norm and its value network."""
+    names = [method.replace("_deep_linear", "_deep\n_linear", 1) for method in methods]
+    names = [name if "\n" in name else f"{name}\n" for name in names]
+    return [
+        f"{name}\n{METHODS[method].norm}\n{METHODS[method].value_net}"
+        for name, method in zip(names, methods, strict=True)
+    ]
+
+
+def limits(axes: Any, means: Sequence[Mean], top: float = 1.02) -> None:
+    """A vertical range that shows every seed, but not the whole of an interval that reaches far beyond.
+
+    R² has no lower end: below -1 the axis goes on in powers, so that one bad run does not flatten the others.
+    """
     lowest = min((value for mean in means for value in mean.each if np.isfinite(value)), default=0.0)
-    axes.set_ylim(max(min(lowest - 0.05, 0.0), floor), top)
+    if lowest >= -1:
+        axes.set_ylim(min(lowest - 0.05, 0.0), top)
+        return
+    axes.set_yscale("symlog", linthresh=1)
+    powers = [-(10.0**power) for power in range(int(np.ceil(np.log10(-lowest))), -1, -1)]
+    ticks = [tick for tick in (*powers, -0.5, 0, 0.5, 1) if tick > 1.3 * lowest]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_ylim(1.3 * lowest, top)

@@ -138,14 +138,30 @@ def per_seed(rows: Sequence[Row], metric: str, **fields: Any) -> dict[int, float
 
 
 def compare(statement: str, better: Mapping[int, float], worse: Mapping[int, float]) -> Verdict:
-    """Whether one group beats another, seed by seed: on every common seed (supports), on none, or it depends."""
+    """Whether one group beats another, by their differences on the seeds that both have.
+
+    Paired, because a seed also draws which compositions are held out: what they have in common says nothing about
+    either group. See `judge`.
+    """
     seeds = sorted(set(better) & set(worse))
     if not seeds:
         return Verdict(statement, None, "no seed has both")
     differences = {seed: better[seed] - worse[seed] for seed in seeds}
     listed = ", ".join(f"{difference:+.3f} (seed {seed})" for seed, difference in differences.items())
-    wins = sum(difference > 0 for difference in differences.values())
-    holds = True if wins == len(seeds) else False if wins == 0 else None
-    mean = sum(differences.values()) / len(seeds)
-    note = "" if len(seeds) > 2 else f"; {len(seeds)} seed{'s' * (len(seeds) > 1)} only"
-    return Verdict(statement, holds, f"difference {mean:+.3f} on average: {listed}{note}")
+    mean = Mean.of(differences.values())
+    if mean.half_width is None:
+        return Verdict(statement, None, f"difference {listed}; one seed only")
+    return Verdict(statement, judge(mean), f"difference {mean.value:+.3f} ± {mean.half_width:.3f}: {listed}")
+
+
+def judge(mean: Mean, bound: float = 0.0) -> bool | None:
+    """Whether the whole 95 % interval over seeds is above a bound, or below it; a single seed cannot tell.
+
+    >>> judge(Mean.of([0.1, 0.2, 0.15])), judge(Mean.of([0.1, 0.5, -0.2])), judge(Mean.of([0.3]))
+    (True, None, None)
+    """
+    if mean.half_width is None:
+        return None
+    if mean.value - mean.half_width > bound:
+        return True
+    return False if mean.value + mean.half_width < bound else None

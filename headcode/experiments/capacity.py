@@ -8,10 +8,12 @@ training loss: along training, each method's held-out score is read off where it
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from matplotlib.ticker import LogLocator
 
-from headcode.experiments._drawing import colour_of, limits
+from headcode.experiments._drawing import colour_of, limits, line
 from headcode.experiments._logic import MAIN_METHODS, logic_base, seeds_of
 from headcode.experiments.base import (
     Experiment,
@@ -124,34 +126,28 @@ class Capacity(Experiment):
         return found
 
     def draw(self, study: Study, stem: Path) -> list[Path]:
-        curves = study.extra["curves"]
+        curves, levels = study.extra["curves"], self._levels(study)
         with canvas(PAGE_WIDTH, 3.0, 1, 2, sharey=True) as (figure, axes):
-            for method in MAIN_METHODS:
+            for place, method in enumerate(MAIN_METHODS):
                 colour = colour_of(method, MAIN_METHODS)
                 for seed in sorted({point["seed"] for point in curves}):
                     mine = [p for p in curves if (p["method"], p["seed"], p["wide"]) == (method, seed, False)]
-                    label = method if seed == min(p["seed"] for p in curves) else None
                     y = [point["compositional"] for point in mine]
-                    axes[0].plot([p["loss"] for p in mine], y, color=colour, linewidth=1, alpha=0.8, label=label)
-                    axes[1].plot([p["iid"] for p in mine], y, color=colour, linewidth=1, alpha=0.8)
-                    axes[0].plot(mine[-1]["loss"], y[-1], "o", color=colour)
-                    axes[1].plot(mine[-1]["iid"], y[-1], "o", color=colour)
-                ends = [row for row in study.where(method=method, wide=True)]
-                if ends:
-                    axes[1].scatter(
-                        [row["iid/r2"] for row in ends],
-                        [row["compositional/r2"] for row in ends],
-                        marker="s",
-                        facecolors="none",
-                        edgecolors=colour,
-                        s=22,
-                        label=f"{method}, FLOPs of hyla",
-                    )
+                    axes[0].plot([p["loss"] for p in mine], y, color=colour, linewidth=0.8, alpha=0.5)
+                    axes[1].plot([p["iid"] for p in mine], y, color=colour, linewidth=0.8, alpha=0.5)
+                means = [Mean.of(self._at_level(study, method, level).values()) for level in levels]
+                line(axes[0], levels, means, colour, method, shift=2.0 * (place - 1))
+                self._ends(axes[1], study.where(method=method, wide=False), colour, "o", None)
+                self._ends(axes[1], study.where(method=method, wide=True), colour, "s", f"{method}, FLOPs of hyla")
             axes[0].set(xlabel="training loss (falls to the right)", ylabel="R² on held-out compositions", xscale="log")
+            axes[0].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes[0].xaxis.set_major_formatter("{x:g}")
+            axes[0].minorticks_off()
             axes[0].invert_xaxis()
-            axes[1].set(xlabel="R² on seen compositions")
-            scores = [Mean.of([point["compositional"]]) for point in curves]
-            limits(axes[0], scores)
+            seen = [point["iid"] for point in curves if point["method"] in MAIN_METHODS]
+            margin = 0.05 * (max(seen) - min(seen))
+            axes[1].set(xlabel="R² on seen compositions", xlim=(min(seen) - margin, max(seen) + margin))
+            limits(axes[0], [Mean.of([point["compositional"]]) for point in curves])
             handles = [axis.get_legend_handles_labels() for axis in axes]
             figure.legend(
                 [h for pair in handles for h in pair[0]],
@@ -160,6 +156,16 @@ class Capacity(Experiment):
                 ncols=3,
             )
             return save(figure, stem)
+
+    def _ends(self, axes: Any, rows: Sequence[Row], colour: str, marker: str, label: str | None) -> None:
+        """Where runs end: each as a faint mark, and their mean with its intervals both ways."""
+        if not rows:
+            return
+        x, y = (Mean.of(row[f"{split}/r2"] for row in rows) for split in ("iid", "compositional"))
+        inside = "none" if marker == "s" else colour
+        axes.scatter(x.each, y.each, marker=marker, s=8, facecolors=inside, edgecolors=colour, alpha=0.4)
+        axes.errorbar(x.value, y.value, y.half_width, x.half_width, fmt=marker, color=colour, markerfacecolor=inside,
+                      linewidth=0.8, capsize=2, label=label)  # fmt: skip
 
     def _levels(self, study: Study) -> list[float]:
         """Training losses, evenly spaced in their logarithm, that every run of the three main methods passes."""

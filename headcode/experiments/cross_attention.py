@@ -111,7 +111,7 @@ class CrossAttention(Experiment):
                 groups: dict[str, list[Mean]] = {method: [] for method in methods}
                 for split, words in SPLITS.items():
                     for cross in (0, crossing):
-                        labels.append(f"{words},\n{'two sequences' if cross else 'one sequence'}")
+                        labels.append(f"{words},\n{'two' if cross else 'one'}\nsequence{'s' if cross else ''}")
                         for method in methods:
                             where = {"task": task, "method": method, "cross_layers": cross}
                             groups[method].append(study.mean(f"{split}/{metric}", **where))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from headcode.experiments._drawing import colour_of, limits, line
 from headcode.experiments._logic import logic_base, seeds_of
-from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict
+from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare, per_seed
 from headcode.presets import override
 from headcode.report.style import COLUMN_WIDTH, canvas, save
 from headcode.sweep import grid
@@ -42,34 +42,36 @@ class Heads(Experiment):
         return [Table("R², mean and 95 % interval over seeds", rows)]
 
     def verdicts(self, study: Study) -> list[Verdict]:
+        """Each longer code against the shortest: to name the best one and test that would let the score choose."""
+        fewest, *more = sorted(study.values("num_heads"))
         found = []
         for method in study.values("method"):
-            heads = sorted(study.values("num_heads"))
-            means = {h: study.mean("compositional/r2", method=method, num_heads=h) for h in heads}
-            best = max(heads, key=lambda h: means[h].value)
-            one, top = means[heads[0]], means[best]
-            separate = max(one.each) < min(top.each)
-            found.append(
-                Verdict(
-                    f"{method}: a code of one number generalises worse than the best longer one.",
-                    separate if best != heads[0] else False,
-                    f"{heads[0]} head {one}, best with {best} heads {top}; "
-                    + ", ".join(f"{h}: {means[h].value:.3f}" for h in heads),
-                )
-            )
+            score = {h: per_seed(study.rows, "compositional/r2", method=method, num_heads=h) for h in (fewest, *more)}
+            for heads in more:
+                statement = f"{method}: a code of {heads} numbers generalises better than a code of {fewest}."
+                found.append(compare(statement, score[heads], score[fewest]))
         return found
 
     def draw(self, study: Study, stem: Path) -> list[Path]:
         heads, methods = sorted(study.values("num_heads")), study.values("method")
         with canvas(COLUMN_WIDTH, 2.7) as (figure, axes):
             everything = []
-            for method in methods:
-                for split, style in (("compositional", "-"), ("iid", ":")):
+            for place, method in enumerate(methods):
+                for shift, split, style in ((-1.5, "compositional", "-"), (1.5, "iid", ":")):
                     means = [study.mean(f"{split}/r2", method=method, num_heads=h) for h in heads]
                     everything += means
                     label = f"{method}, {'held out' if split == 'compositional' else 'seen'}"
-                    line(axes, heads, means, colour_of(method, methods), label, style)
+                    line(
+                        axes,
+                        heads,
+                        means,
+                        colour_of(method, methods),
+                        label,
+                        style,
+                        shift=shift + 6.0 * (place - (len(methods) - 1) / 2),
+                    )
             axes.set_xscale("log", base=2)
+            axes.margins(x=0.08)
             axes.set_xticks(heads, [str(h) for h in heads])
             axes.minorticks_off()
             axes.set(xlabel="heads (all widths fixed)", ylabel="R²")

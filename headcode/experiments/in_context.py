@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headcode.analysis import open_run
 from headcode.experiments import _one_step
-from headcode.experiments._drawing import colour_of, line
+from headcode.experiments._drawing import colour_of, limits, line
 from headcode.experiments._logic import MAIN_METHODS, SELECTION, logic_base, paper_search, seeds_of, select
 from headcode.experiments._regression import algorithms
 from headcode.experiments.base import Experiment, Mean, NamedConfigs, Row, Scale, Study, Table, Verdict, compare
@@ -128,7 +128,7 @@ class InContext(Experiment):
             Verdict(
                 "Trained on linear regression it comes to predict like one tuned gradient step (predictions within "
                 "5 %, cosine of sensitivities above 0.99).",
-                all(look["difference"] < 0.05 and look["cosine"] > 0.99 for look in ends),
+                _all_or_none([look["difference"] < 0.05 and look["cosine"] > 0.99 for look in ends]),
                 "; ".join(f"seed {e['seed']}: {e['difference']:.3f} and {e['cosine']:.4f}" for e in ends),
             ),
         ]
@@ -146,15 +146,16 @@ class InContext(Experiment):
             for who, (colour, style) in DRAWN.items():
                 means = [self._mean(study, who, "compositional", largest, n) for n in lengths]
                 axes[0].plot(lengths, [m.value for m in means], style, color=colour, linewidth=1, label=who)
-            for method in MAIN_METHODS:
+            for place, method in enumerate(MAIN_METHODS):
                 means = [self._mean(study, method, "compositional", largest, n) for n in lengths]
-                line(axes[0], lengths, means, colour_of(method, MAIN_METHODS), f"{method} (trained, N={largest})")
+                label, shift = f"{method} (trained, N={largest})", 2.0 * (place - 1)
+                line(axes[0], lengths, means, colour_of(method, MAIN_METHODS), label, shift=shift)
             axes[0].set_xscale("log", base=2)
             axes[0].set_xticks([n for n in lengths], [str(n) for n in lengths])
             axes[0].minorticks_off()
             axes[0].set(xlabel="visible points", ylabel="R² on held-out compositions")
-            shown = [s["r2"] for s in scores if s["points"] == largest and s["split"] == "compositional"]
-            axes[0].set_ylim(max(min(shown) - 0.05, -1.2), 1.03)
+            drawn = (*DRAWN, *MAIN_METHODS)
+            limits(axes[0], [self._mean(study, who, "compositional", largest, n) for who in drawn for n in lengths])
             axes[0].set_title(f"contexts of N={largest}, cut short")
             self._draw_distances(study, axes[1], largest)
             self._draw_training(study, axes[2])
@@ -168,7 +169,10 @@ class InContext(Experiment):
             for index, method in enumerate(MAIN_METHODS):
                 values = [s[f"from {method}"] for s in self._scores(study, who, "compositional", points, points - 1)]
                 at = place + (index - 1) * 0.25
-                axes.barh(at, np.nanmean(values), 0.22, color=colour_of(method, MAIN_METHODS), alpha=0.75)
+                mean = Mean.of(values)
+                axes.barh(at, mean.value, 0.22, color=colour_of(method, MAIN_METHODS), alpha=0.75)
+                if mean.half_width is not None:
+                    axes.errorbar(mean.value, at, xerr=mean.half_width, color="0.35", linewidth=0.8, capsize=1.5)
                 axes.scatter(values, [at] * len(values), s=5, color="black", linewidths=0, zorder=3)
         axes.set_yticks(range(len(DRAWN)), [who.replace(", ", ",\n").replace(" steps", "\nsteps") for who in DRAWN])
         axes.tick_params(axis="y", labelsize=6)
@@ -188,9 +192,15 @@ class InContext(Experiment):
         axes.set_xscale("symlog", linthresh=1)
         axes.axhline(1, color=GREY, linewidth=0.6, zorder=0)
         axes.axhline(0, color=GREY, linewidth=0.6, zorder=0)
-        axes.set(
-            xlabel="training step", ylim=(-0.15, 2.2), title="one layer of linear attention\nagainst one gradient step"
-        )
+        # At first its predictions may be many times off: above 1 the axis goes on in powers.
+        furthest = max(max(look["difference"] for look in looks), 1.0)
+        axes.set_yscale("symlog", linthresh=1)
+        ticks = [tick for tick in (0, 0.5, 1, 2, 5, 10, 100, 1000) if tick <= 1.3 * furthest]
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        lowest = min(-0.15, min(look["cosine"] for look in looks) - 0.05)
+        axes.set(xlabel="training step", ylim=(lowest, 1.3 * furthest))
+        axes.set_title("one layer of linear attention\nagainst one gradient step")
 
     def _scores(self, study: Study, who: str, split: str, points: int, context: int) -> list[Row]:
         key = (who, split, points, context)
@@ -243,6 +253,11 @@ def context_lengths(num_points: int) -> list[int]:
     """
     lengths = [2**i - 1 for i in range(1, num_points.bit_length() + 1) if 2**i <= num_points]
     return sorted({*lengths, num_points - 1})
+
+
+def _all_or_none(met: Sequence[bool]) -> bool | None:
+    """Whether every seed meets a condition, or none; in between, and with one seed, nobody can tell."""
+    return met[0] if len(met) > 1 and len(set(met)) == 1 else None
 
 
 def _instances(task: FuzzyLogic, split: str, size: int) -> Batch:

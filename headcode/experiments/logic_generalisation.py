@@ -78,13 +78,14 @@ class LogicGeneralisation(Experiment):
             for row, count in enumerate(points):
                 everything: list[Mean] = []
                 for column, split in enumerate(SPLITS):
-                    for method in MAIN_METHODS:
+                    for place, method in enumerate(MAIN_METHODS):
                         means = [
                             chosen.mean(f"{split}/r2", num_points=count, held_out=share, method=method)
                             for share in shares
                         ]
                         everything += means
-                        line(axes[row, column], shares, means, colour_of(method, MAIN_METHODS), method)
+                        colour = colour_of(method, MAIN_METHODS)
+                        line(axes[row, column], shares, means, colour, method, shift=3.0 * (place - 1))
                     axes[row, column].set_xticks(shares, [f"{share:.0%}" for share in shares])
                     axes[0, column].set_title({"iid": "seen compositions", "compositional": "held-out compositions",
                                                "novel": "terms never seen"}[split])  # fmt: skip

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from headcode.experiments._drawing import bars, limits
+from headcode.experiments._drawing import bars, limits, method_labels
 from headcode.experiments._sraven import SELECTION, SETTING_WORDS, note_ceilings, searched, select, sraven_base
 from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare, per_seed
 from headcode.ops import METHODS
@@ -58,14 +58,12 @@ class SRavenAblation(Experiment):
         chosen = Study(study.scale, select(study, ("method",)), study.folder)
         order = [method for method in METHODS if chosen.where(method=method)]
         groups = {split: [chosen.mean(f"{split}/accuracy", method=method) for method in order] for split in SPLITS}
-        with canvas(PAGE_WIDTH, 2.8) as (figure, axes):
-            labels = [f"{method}\n{METHODS[method].norm} · {METHODS[method].value_net}" for method in order]
-            labels = [label.replace("_deep_linear", "_deep\n_linear", 1) for label in labels]
-            bars(axes, groups, labels, SPLITS)
+        with canvas(PAGE_WIDTH, 3.0) as (figure, axes):
+            bars(axes, groups, method_labels(order), SPLITS)
             for split, colour in SPLITS.items():
                 ceiling = study.extra["ceilings"][split]["ceiling"]
                 axes.axhline(ceiling, color=colour, linestyle="--", linewidth=1, label=f"ceiling, {split}")
-            axes.tick_params(axis="x", labelsize=5.5)
+            axes.tick_params(axis="x", labelsize=6)
             axes.set_ylabel("all features right")
             limits(axes, [mean for means in groups.values() for mean in means])
             figure.legend(loc="outside lower center", ncols=4)

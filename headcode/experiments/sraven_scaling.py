@@ -144,7 +144,7 @@ class SRavenScaling(Experiment):
         methods, most = chosen.values("method"), max(chosen.values("steps"))
         with canvas(PAGE_WIDTH, 4.3, 2, 3, sharey="row") as (figure, axes):
             for row, (split, words) in enumerate(SPLITS.items()):
-                for method in methods:
+                for place, method in enumerate(methods):
                     colour = colour_of(method, methods)
                     self._draw_data(study, axes[row, 0], method, split, colour)
                     for column, axis, other in ((1, "dim", "num_layers"), (2, "num_layers", "dim")):
@@ -155,7 +155,7 @@ class SRavenScaling(Experiment):
                             )
                             for value in values
                         ]
-                        line(axes[row, column], values, means, colour, method)
+                        line(axes[row, column], values, means, colour, method, shift=3.0 * (place - 1))
                         axes[row, column].set_xscale("log", base=2)
                         axes[row, column].set_xticks(values, [str(value) for value in values])
                         axes[row, column].minorticks_off()

@@ -2,13 +2,15 @@
 
 import json
 import math
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from headcode.experiments import EXPERIMENTS, Mean, Study, _logic, _sraven, experiment, planned_runs, reproduce
-from headcode.experiments.base import compare
+from headcode.experiments.base import compare, judge
 from headcode.experiments.capacity import score_at_loss, step_flops, widened_to
 from headcode.presets import override, preset
 from headcode.sweep import SilentDisplay, config_hash
@@ -29,8 +31,46 @@ def numbers_in(row):
     return [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
 
 
+@contextmanager
+def looking_at_figures():
+    """The figures that are written meanwhile."""
+    seen = []
+    write = Figure.savefig
+
+    def look(figure, path, **options):
+        write(figure, path, **options)
+        seen.append(figure)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", look)
+        yield seen
+
+
+def inside(limits, values):
+    low, high = sorted(limits)
+    return [low <= value <= high for value in values if math.isfinite(value)]
+
+
+def share_of_data_inside(axes):
+    """How much of the labelled lines and of the bars of a panel lies within its range; None if it has no such data."""
+    lines = [line for line in axes.lines if not line.get_label().startswith("_")]
+    found = []
+    for line in lines:
+        if line.get_transform() != axes.get_yaxis_transform():  # that of a level across the panel
+            found += inside(axes.get_xlim(), line.get_xdata())
+        found += inside(axes.get_ylim(), line.get_ydata())
+    for bar in axes.patches:
+        found += inside(axes.get_ylim(), [bar.get_y() + bar.get_height()])
+        found += inside(axes.get_xlim(), [bar.get_x() + bar.get_width()])
+    return sum(found) / len(found) if found else None
+
+
 def check(name, out):
-    outcome = reproduce(experiment(name), "smoke", out, threads=1, display=SilentDisplay(), say=lambda words: None)
+    with looking_at_figures() as figures:
+        outcome = reproduce(experiment(name), "smoke", out, threads=1, display=SilentDisplay(), say=lambda words: None)
+    shares = [share_of_data_inside(panel) for panel in figures[0].axes]
+    assert all(share in (None, 1.0) for share in shares), shares
+    assert any(share is not None for share in shares) or figures[0].axes[0].images, "no data"
     folder = out / name / "smoke"
     assert {path.suffix for path in outcome.files} >= {".csv", ".json", ".md", ".svg", ".png"}
     for path in outcome.files:
@@ -45,6 +85,10 @@ def check(name, out):
     assert found["selection"]
     assert found["verdicts"]
     assert {verdict["word"] for verdict in found["verdicts"]} <= {"supports", "disagrees", "cannot tell"}
+    if len(found["seeds"]) < 2:
+        # What holds exactly, and what an analysis trains itself on several seeds, does not hang on the runs' seeds.
+        claims = {v["statement"] for v in found["verdicts"] if v["holds"] is not None}
+        assert all("One layer of linear attention" in claim or claim.startswith("Trained") for claim in claims)
     assert found["tables"]
     for table in found["tables"]:
         assert table["rows"], table["title"]
@@ -88,10 +132,61 @@ def test_compare_seed_by_seed():
     assert compare("s", {0: 0.5, 1: 0.25}, {0: 0.75, 1: 0.5}).holds is False
     mixed = compare("s", {0: 0.5, 1: 0.75, 2: 0.5, 9: 1.0}, {0: 0.75, 1: 0.5, 2: 0.5, 8: 0.0})
     assert mixed.holds is None
-    assert mixed.evidence == "difference +0.000 on average: -0.250 (seed 0), +0.250 (seed 1), +0.000 (seed 2)"
+    assert mixed.evidence == "difference +0.000 ± 0.621: -0.250 (seed 0), +0.250 (seed 1), +0.000 (seed 2)"
     nothing = compare("s", {0: 0.5}, {1: 0.5})
     assert (nothing.holds, nothing.word) == (None, "cannot tell")
-    assert compare("s", {0: 0.5}, {0: 0.25}).evidence.endswith("; 1 seed only")
+
+
+def test_one_seed_supports_nothing():
+    one = compare("s", {0: 0.9}, {0: 0.1})
+    assert (one.holds, one.evidence) == (None, "difference +0.800 (seed 0); one seed only")
+
+
+def test_ahead_on_every_seed_is_not_enough_when_the_interval_reaches_zero():
+    """+0.1, +0.2, +0.6: mean 0.3, deviation √0.07, and t · √(0.07 / 3) = 0.657 is more than the mean."""
+    wide = compare("s", {0: 0.1, 1: 0.2, 2: 0.6}, {0: 0.0, 1: 0.0, 2: 0.0})
+    assert wide.holds is None
+    assert wide.evidence.startswith("difference +0.300 ± 0.657: ")
+    narrow = compare("s", {0: 0.28, 1: 0.3, 2: 0.32}, {0: 0.0, 1: 0.0, 2: 0.0})
+    assert narrow.holds is True
+    assert compare("s", {0: 0.0, 1: 0.0, 2: 0.0}, {0: 0.28, 1: 0.3, 2: 0.32}).holds is False
+    assert compare("s", {0: 0.5, 1: 0.5}, {0: 0.5, 1: 0.5}).holds is None
+
+
+def test_judged_against_a_bound():
+    assert judge(Mean.of([0.85, 0.86, 0.87]), 0.8) is True
+    assert judge(Mean.of([0.7, 0.9, 1.0]), 0.8) is None
+    assert judge(Mean.of([0.5, 0.51, 0.52]), 0.8) is False
+    assert judge(Mean.of([1.0]), 0.8) is None
+
+
+def test_longer_codes_are_each_compared_with_the_shortest(tmp_path):
+    """Four heads score 0.5 more on every seed, two heads differ by chance: nothing is chosen by the score."""
+    scores = {1: (0.2, 0.3, 0.25), 2: (0.1, 0.5, 0.3), 4: (0.7, 0.8, 0.75)}
+    rows = [
+        {"method": "hyla", "num_heads": heads, "seed": seed, "compositional/r2": value}
+        for heads, values in scores.items()
+        for seed, value in enumerate(values)
+    ]
+    found = experiment("heads").verdicts(Study("laptop", rows, tmp_path))
+    assert [(verdict.statement, verdict.word) for verdict in found] == [
+        ("hyla: a code of 2 numbers generalises better than a code of 1.", "cannot tell"),
+        ("hyla: a code of 4 numbers generalises better than a code of 1.", "supports"),
+    ]
+
+
+def test_the_grid_of_one_seed_ranks_nothing(tmp_path):
+    cells = {
+        ("softmax", "linear"): 0.1,
+        ("softmax", "relu"): 0.3,
+        ("rms_head", "linear"): 0.5,
+        ("rms_head", "relu"): 0.9,
+    }
+    rows = [{"norm": norm, "value_net": net, "compositional/r2": score} for (norm, net), score in cells.items()]
+    best, nonlinear = experiment("logic-grid").verdicts(Study("laptop", rows, tmp_path))
+    assert best.word == nonlinear.word == "cannot tell"
+    assert best.evidence.startswith("place 1 of 4 with 0.900;") and best.evidence.endswith("one seed")
+    assert nonlinear.evidence == "in 100% of 2 cells; one seed"
 
 
 def test_intervals_by_hand():
