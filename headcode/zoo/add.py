@@ -1,9 +1,11 @@
 """Take a finished run into the zoo: python -m headcode.zoo.add RUN NAME "what it is, in one sentence"
 
 Keeps the configuration, the metrics and the weights of the last checkpoint, and writes the card: scores on every split
-over 16,384 instances and, for SRAVEN, the oracle's ceiling on the same puzzles.
+over 16,384 instances and, for SRAVEN, the oracle's ceiling on the same puzzles. Of the machine nothing is kept but the
+versions: no command line, no paths, no platform.
 """
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -36,10 +38,17 @@ MAIN_METRIC = {"logic": "r2", "sraven": "accuracy"}
 
 def add_model(run: Path, name: str, about: str, *, zoo: Path = ZOO, size: int = SIZE) -> Path:
     """Write the zoo's model NAME from a finished run, and return its folder."""
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+        raise ValueError(f"A model's name is small letters, digits and dashes, for example sraven-hyla; got {name!r}.")
     config = read_run_config(run)
+    if config.task.name not in MAIN_METRIC:
+        tasks = " and ".join(MAIN_METRIC)
+        raise ValueError(f"The zoo has models for {tasks}, and {run} is a run on {config.task.name}.")
     checkpoint = choose_checkpoint(run, "last")
     if checkpoint.step != config.steps:
         raise ValueError(f"{run} has only come to step {checkpoint.step} of {config.steps}: finish it first.")
+    card = _card(run, name, about, config, checkpoint, size)
+    # Only when all is known: a model of that name that is there stays as it is until then.
     target = zoo / name
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
@@ -48,7 +57,7 @@ def add_model(run: Path, name: str, about: str, *, zoo: Path = ZOO, size: int = 
     weights = checkpoint.tensors(AVERAGE_FILE if AVERAGE_FILE in checkpoint.state["files"] else WEIGHTS_FILE)
     state = {"step": checkpoint.step, "best": None}
     write_checkpoint(target / CHECKPOINTS, config.model, {WEIGHTS_FILE: weights}, state)
-    replace_file(target / CARD_FILE, to_json(_card(run, name, about, config, checkpoint, size)))
+    replace_file(target / CARD_FILE, to_json(card))
     return target
 
 
@@ -89,5 +98,17 @@ def _versions(run: Path) -> dict[str, Any]:
     return {key: start[key] for key in ("headcode", "torch", "python") if key in start}
 
 
+def main(arguments: list[str]) -> None:
+    """One model, or one sentence and exit code 2."""
+    try:
+        if len(arguments) != 3:
+            raise ValueError(f"python -m headcode.zoo.add takes RUN NAME ABOUT, got {len(arguments)} words.")
+        run, name, about = arguments
+        print(add_model(Path(run), name, about))
+    except (ValueError, OSError) as error:
+        print(f"headcode: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
 if __name__ == "__main__":
-    print(add_model(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))
+    main(sys.argv[1:])

@@ -1,6 +1,7 @@
 """The zoo: models that load by name, cards that tell the truth, and a size that a package can carry."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -15,6 +16,7 @@ from headcode.train.checkpoint import ZOO, find_run
 from headcode.train.evaluate import evaluate_model
 from headcode.train.folder import read_metrics, read_run_config
 from headcode.zoo.add import add_model
+from headcode.zoo.add import main as add_main
 
 SIZES = {"dim": 8, "num_heads": 2, "qk_dim": 4, "v_dim": 4, "mlp_dim": 8, "num_points": 5}
 SHORT = {"steps": 3, "batch_size": 4, "eval_size": 16, "eval_every": 0, "checkpoint_every": 0, "log_every": 1}
@@ -94,6 +96,65 @@ def test_adding_a_run(tmp_path):
     trained, kept = headcode.load(run), headcode.load(folder)
     assert all(torch.equal(a, b) for a, b in zip(trained.parameters(), kept.parameters(), strict=True))
     assert not list(folder.rglob("optimizer*"))
+
+
+PATHS = re.compile(rb"/(?:home|root|tmp|var|usr|opt|work|mnt|Users)/|[A-Z]:\\\\")
+
+
+def test_the_zoo_tells_nothing_of_the_machine_that_trained_it():
+    for path in ZOO.rglob("*"):
+        if path.suffix in (".json", ".jsonl"):
+            content = path.read_bytes()
+            assert not PATHS.search(content), path
+            assert b'"command"' not in content and b'"platform"' not in content, path
+
+
+def test_adding_a_run_leaves_the_machine_behind(tmp_path):
+    run = tmp_path / "run"
+    Trainer(override(preset("logic"), **SIZES, **SHORT), run).run()
+    starts = json.loads((run / "environment.json").read_text())["starts"]
+    assert starts[0]["command"] and starts[0]["platform"]  # what must not be kept
+    folder = add_model(run, "small", "A test.", zoo=tmp_path / "zoo", size=32)
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    step = "checkpoints/step-3"
+    assert files == [
+        "card.json",
+        *(f"{step}/{name}" for name in ("config.json", "model.safetensors", "state.json")),
+        "config.json",
+        "metrics.jsonl",
+    ]
+    for name in files:
+        content = (folder / name).read_bytes()
+        assert str(tmp_path).encode() not in content and not PATHS.search(content), name
+        assert starts[0]["platform"].encode() not in content, name
+    card = json.loads((folder / "card.json").read_text())
+    assert set(card["environment"]) == {"headcode", "torch", "python"}
+
+
+def test_a_model_stays_when_another_of_its_name_cannot_be_added(tmp_path):
+    config = override(preset("logic"), **SIZES, **SHORT)
+    Trainer(config, tmp_path / "run").run()
+    folder = add_model(tmp_path / "run", "small", "A test.", zoo=tmp_path / "zoo", size=32)
+    before = (folder / "card.json").read_bytes()
+    (tmp_path / "run/environment.json").unlink()
+    with pytest.raises(OSError, match=r"environment\.json"):
+        add_model(tmp_path / "run", "small", "Another.", zoo=tmp_path / "zoo", size=32)
+    assert (folder / "card.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "takes RUN NAME ABOUT, got 0 words"),
+        (["nowhere", "../dodo", "A bird."], "A model's name is small letters, digits and dashes"),
+        (["nowhere", "dodo", "A bird."], "nowhere"),
+    ],
+)
+def test_mistakes_in_adding_are_one_sentence(arguments, sentence, capsys):
+    with pytest.raises(SystemExit) as stop:
+        add_main(arguments)
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and sentence in error and error.count("\n") == 1
 
 
 def test_an_unfinished_run_is_not_added(tmp_path):
