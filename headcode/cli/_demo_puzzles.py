@@ -7,9 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from headcode import zoo
 from headcode.tasks import RULE_NAMES, SRaven, oracle, render
+from headcode.train.folder import read_run_config
 
 SPLIT = "compositional"
+RULE = "the zoo's model for the hardest puzzles (most features, then permuted ones); of several, the best on iid"
+"""How the demo chooses its model: no held-out score takes part."""
+CHUNK = 500
+"""Puzzles at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +29,18 @@ class Solved:
     caption: str
 
 
+def choose_model() -> str:
+    """The name of the model that `RULE` says."""
+    found = {}
+    for name in zoo.names():
+        task, card = read_run_config(zoo.folder(name)).task, zoo.card(name)
+        if isinstance(task, SRaven):
+            found[name] = (task.num_features, task.permute, card["scores"]["iid"][card["metric"]])
+    if not found:
+        raise ValueError("The zoo has no SRAVEN model, which the demo needs to solve puzzles.")
+    return max(found, key=lambda name: found[name])
+
+
 def solve_puzzles(name: str, count: int, figures: Path) -> Solved:
     """Let `zoo/NAME` solve the first `count` puzzles of the held-out compositions, and show one of them."""
     from headcode.analysis.runs import open_run
@@ -32,7 +50,7 @@ def solve_puzzles(name: str, count: int, figures: Path) -> Solved:
     assert isinstance(task, SRaven)
     batch = task.sample(SPLIT, 0, count)
     with torch.no_grad():
-        logits = run.model(batch.x, queries=task.queries)
+        logits = torch.cat([run.model(part, queries=task.queries) for part in batch.x.split(CHUNK)])
     chances = logits.double().softmax(-1).numpy()  # (puzzle, feature, value)
     answers, truth = chances.argmax(-1), batch.y.numpy()
     puzzles = batch.info["puzzles"].numpy()
@@ -56,18 +74,19 @@ def solve_puzzles(name: str, count: int, figures: Path) -> Solved:
         },
     ]
     summary = (
-        f"{count} puzzles whose combination of rules was not in training: zoo/{name} gets {right.mean():.1%} of them "
-        f"right, all {task.num_features} features; no solver can get more than {solutions.ceiling:.1%} on average, "
+        f"{count} puzzles of {task.num_features} features whose combination of rules was not in training: zoo/{name} "
+        f"gets {right.mean():.1%} of them right, all {task.num_features} features; no solver can get more than "
+        f"{solutions.ceiling:.1%} on average, "
         f"because some puzzles have several answers; guessing gets {task.num_values**-task.num_features:.2%}."
     )
-    shown = int(
-        np.argmax(right & np.array(solutions.unique))
-    )  # the first solved one with a single answer, else number 0
+    solved = right & np.array(solutions.unique)
+    shown = int(np.argmax(solved))  # number 0 if there is none
+    choice = "the first with a single answer that the model gets right" if solved[shown] else "the first of them"
     path = figures / "puzzle.svg"
     path.parent.mkdir(parents=True, exist_ok=True)
     verdict = "right" if right[shown] else "wrong"
     caption = (
-        f"Puzzle {shown} of the held-out compositions with its answer. The model says "
+        f"Puzzle {shown} of the held-out compositions with its answer: {choice}. The model says "
         f"{_numbers(answers[shown])} ({verdict}), the truth is {_numbers(truth[shown])}."
     )
     render.save(render.draw_puzzle(puzzles[shown], task.num_values, True, f"SRAVEN · puzzle {shown}"), path)
@@ -75,8 +94,10 @@ def solve_puzzles(name: str, count: int, figures: Path) -> Solved:
     sure = " ".join(f"{chances[shown, feature, value]:.2f}" for feature, value in enumerate(answers[shown]))
     words = "\n".join(
         [
+            f"The model: zoo/{name}, {RULE}.",
             summary,
             "",
+            f"Puzzle {shown}, {choice}:",
             render.puzzle_text(puzzles[shown]),
             f"the model's answer: {_numbers(answers[shown])}   (probabilities {sure})",
             f"the answer:         {_numbers(truth[shown])}   (rules: {rules})",

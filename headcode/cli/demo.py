@@ -8,7 +8,6 @@ Example: headcode demo --out out/demo
 """
 
 import dataclasses
-import os
 import shutil
 import time
 from pathlib import Path
@@ -19,8 +18,6 @@ from headcode.presets import override, preset
 from headcode.sweep import grid
 
 METHODS = ("softmax", "linear", "hyla")
-PUZZLE_MODELS = ("sraven-4-hyla", "sraven-3-hyla", "sraven-2-hyla")
-"""The demo takes the first of these that the zoo has."""
 SPLITS = ("iid", "compositional", "novel")
 
 
@@ -68,12 +65,15 @@ class Command:
         print("  from headcode import HyperAttention              HYLA in a model of your own")
 
     def _train(self) -> list[dict[str, Any]]:
+        from headcode.cli.sweep import plain_endings
         from headcode.sweep import run_sweep
+        from headcode.sweep.engines import available_cores
 
         base = override(preset("logic-small"), seed=self.seed)
         if self.steps is not None:
             base = override(base, steps=self.steps)
-        return run_sweep(grid(base, method=METHODS), self.out, jobs=min(len(METHODS), os.cpu_count() or 1), threads=1)
+        with plain_endings():
+            return run_sweep(grid(base, method=METHODS), self.out, jobs=min(len(METHODS), available_cores()), threads=1)
 
     def _compare(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Scores of every split, and how well a linear decoder finds the terms in the codes of held-out functions."""
@@ -96,11 +96,9 @@ class Command:
         return table
 
     def _solve(self) -> dict[str, Any]:
-        from headcode.cli._demo_puzzles import solve_puzzles
-        from headcode.zoo import names
+        from headcode.cli._demo_puzzles import choose_model, solve_puzzles
 
-        name = next(name for name in PUZZLE_MODELS if name in names())
-        solved = solve_puzzles(name, self.puzzles, self.out / "figures")
+        solved = solve_puzzles(choose_model(), self.puzzles, self.out / "figures")
         print(solved.words, flush=True)
         return dataclasses.asdict(solved)
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import tyro
 
 from headcode.cli._training import Switch
+from headcode.cli.sweep import plain_endings
 from headcode.experiments import EXPERIMENTS, SCALES, Experiment, Outcome, estimate, experiment, planned_runs, reproduce
 from headcode.experiments.base import Scale
 from headcode.experiments.run import markdown_table
@@ -69,15 +70,16 @@ class Command:
             for run_name, _ in runs:
                 print(f"  {run_name}")
             return
-        outcome = reproduce(
-            chosen,
-            self.scale,
-            self.out,
-            jobs=self.jobs,
-            threads=self.threads,
-            engine=self.engine,
-            seeds=self.seeds,
-        )
+        with plain_endings():
+            outcome = reproduce(
+                chosen,
+                self.scale,
+                self.out,
+                jobs=self.jobs,
+                threads=self.threads,
+                engine=self.engine,
+                seeds=self.seeds,
+            )
         self._tell(outcome)
 
     def _tell(self, outcome: Outcome) -> None:

@@ -7,9 +7,11 @@ Example: headcode sweep logic --preset logic-small --set method=softmax,linear,h
 A sweep file is Python with a function sweep() that yields (name, config) pairs: headcode sweep heads.py --jobs 2
 """
 
+import contextlib
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,7 +57,7 @@ class Command:
     """Print the results as JSON."""
 
     def run(self) -> None:
-        from headcode.sweep.runner import SweepFailed, SweepInterrupted, run_sweep
+        from headcode.sweep.runner import run_sweep
 
         configs = self._configs()
         out = Path("sweeps") / Path(self.what).stem if self.out is None else self.out
@@ -63,7 +65,7 @@ class Command:
             _show_plan(configs, out)
             return
         options = {name: _value(text) for name, text in (_pair(word, "--option") for word in self.option)}
-        try:
+        with plain_endings():
             rows = run_sweep(
                 configs,
                 out,
@@ -74,13 +76,6 @@ class Command:
                 compile=self.compile,
                 **options,
             )
-        except SweepInterrupted as stopped:
-            print(f"headcode: {stopped}", file=sys.stderr)
-            raise SystemExit(128 + stopped.signal_number) from None
-        except SweepFailed as failed:
-            for name, message in failed.failures.items():
-                print(f"headcode: {name} failed: {message}", file=sys.stderr)
-            raise SystemExit(1) from None
         if self.json:
             print_json({"rows": rows})
         else:
@@ -105,6 +100,22 @@ class Command:
                 f"The preset {self.preset!r} is for {base.task.name}; those for {self.what} are: {', '.join(fitting)}."
             )
         return configs_of(base, self.values)
+
+
+@contextlib.contextmanager
+def plain_endings() -> Iterator[None]:
+    """A sweep that ends early in a sentence for each reason: 1 after failed runs, 128 + signal after a signal."""
+    from headcode.sweep.runner import SweepFailed, SweepInterrupted
+
+    try:
+        yield
+    except SweepInterrupted as stopped:
+        print(f"headcode: {stopped}", file=sys.stderr)
+        raise SystemExit(128 + stopped.signal_number) from None
+    except SweepFailed as failed:
+        for name, message in failed.failures.items():
+            print(f"headcode: {name} failed: {message}", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 def configs_of(base: Any, words: tuple[str, ...]) -> list[tuple[str, Any]]:

@@ -1,12 +1,19 @@
 """The demo, shortened: trains, decodes, solves and writes its page; and the layer that it takes apart."""
 
 import csv
+import json
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
 from headcode.cli import main
+from headcode.cli._demo_puzzles import RULE, choose_model, solve_puzzles
 from headcode.cli._generated_network import draw_opened, in_words, open_layer
+from headcode.presets import override, preset
+from headcode.train import Runtime, Trainer
+from headcode.zoo.add import add_model
 
 
 def test_the_demo_from_training_to_page(tmp_path, capsys):
@@ -35,6 +42,62 @@ def test_generated_networks_are_the_layer(method, tmp_path):
     words = in_words(opened, method)
     assert words.count("█") >= 6 and f"One {method} layer" in words
     assert draw_opened(opened, method, tmp_path).stat().st_size > 10_000
+
+
+SMALL = {"dim": 8, "num_layers": 1, "num_heads": 2, "qk_dim": 4, "v_dim": 4, "mlp_dim": 8, "aligned": 0.0}
+SHORT = {"steps": 2, "batch_size": 4, "eval_size": 16, "eval_every": 0, "checkpoint_every": 0, "log_every": 1}
+
+
+@pytest.fixture
+def own_zoo(tmp_path, monkeypatch):
+    """A zoo with models for puzzles of two kinds, all barely trained, and one for fuzzy logic."""
+    folder = tmp_path / "models"
+    for module in ("headcode.zoo", "headcode.train.checkpoint"):
+        monkeypatch.setattr(f"{module}.ZOO", folder)
+    easy = override(preset("sraven-fast"), **SMALL, **SHORT, num_features=2, permute=False)
+    hard = override(preset("sraven-fast"), **SMALL, **SHORT)
+    models = {
+        "a-plain": easy,
+        "b-first": hard,
+        "c-second": override(hard, seed=1),
+        "d-three": override(hard, num_features=3),
+    }
+    models["e-logic"] = override(preset("logic-small"), num_points=5, **SHORT)
+    for name, config in models.items():
+        Trainer(config, tmp_path / name, runtime=Runtime(threads=1)).run()
+        add_model(tmp_path / name, name, "A test.", zoo=folder, size=32)
+    return folder
+
+
+def test_the_hardest_puzzles_then_the_best_on_seen_compositions(own_zoo):
+    for better, worse in (("b-first", "c-second"), ("c-second", "b-first")):
+        for name, iid, compositional in ((better, 0.5, 0.1), (worse, 0.4, 0.9)):
+            card = json.loads((own_zoo / name / "card.json").read_text())
+            card["scores"]["iid"]["accuracy"], card["scores"]["compositional"]["accuracy"] = iid, compositional
+            (own_zoo / name / "card.json").write_text(json.dumps(card))
+        assert choose_model() == better
+    for name in ("b-first", "c-second", "d-three"):
+        shutil.rmtree(own_zoo / name)
+    assert choose_model() == "a-plain"
+    shutil.rmtree(own_zoo / "a-plain")
+    with pytest.raises(ValueError, match="The zoo has no SRAVEN model"):
+        choose_model()
+
+
+def test_a_puzzle_of_four_features_is_shown_whole(own_zoo, tmp_path):
+    solved = solve_puzzles("b-first", 30, tmp_path / "figures")
+    lines = solved.words.splitlines()
+    assert lines[0] == f"The model: zoo/b-first, {RULE}."
+    frame = [line for line in lines if line.startswith("│")]
+    assert len(frame) == 3 and frame[2].endswith("│ ? ? ? ? │")
+    assert all(len(re.findall(r"[0-7?]", line)) == 12 for line in frame)
+    answer = next(line for line in lines if line.startswith("the model's answer:"))
+    assert re.fullmatch(r"the model's answer: [0-7]( [0-7]){3}   \(probabilities [\d. ]+\)", answer)
+    truth = next(line for line in lines if line.startswith("the answer:"))
+    assert len(truth.partition("rules: ")[2].split(", ")) == 4
+    assert "all 4 features" in solved.summary and "guessing gets 0.02%" in solved.summary
+    drawing = Path(solved.picture).read_text(encoding="utf-8")
+    assert all(f"<!-- {word} -->" in drawing for word in ("shape", "colour", "number", "pointer"))
 
 
 def test_mistakes_are_one_sentence(capsys):
