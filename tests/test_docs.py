@@ -56,16 +56,41 @@ def test_commands_run(page, tmp_path):
 
 
 def test_blocks_that_do_not_run_say_why(capsys):
-    reasons = {
+    reasons = [
         f"{identify(page)}: {block['reason']}"
         for page in PAGES
         for block in BLOCK.finditer(page.read_text(encoding="utf-8"))
         if block["reason"]
-    }
+    ]
     total = sum(len(blocks(page, "python", "sh", "bash")) for page in PAGES)
     with capsys.disabled():
         print(f"\n{total} blocks of the docs are run, {len(reasons)} are not:", *sorted(reasons), sep="\n  ")
     assert total > 20
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identify)
+def test_no_block_escapes_the_tests(page):
+    """An indented fence, or one of a kind that nobody runs, would be passed over in silence, and so would a reason that
+    does not stand right above its block."""
+    text = page.read_text(encoding="utf-8")
+    fences = re.findall(r"^[ \t]*(?:```|~~~)", text, re.M)
+    assert all(fence == "```" for fence in fences) and len(fences) % 2 == 0
+    for block in re.split(r"^```", text, flags=re.M)[1::2]:
+        kind, _, code = block.partition("\n")
+        assert kind in ("python", "sh", "bash", "text", ""), f"blocks of kind {kind} are not run"
+        if kind in ("text", ""):
+            assert not re.search(r"^(?:\$ )?(?:headcode|python|pip|make) ", code, re.M), f"not run: {code}"
+    assert text.count("<!-- not run: ") == sum(bool(block["reason"]) for block in BLOCK.finditer(text))
+
+
+def test_every_command_is_told():
+    from headcode.cli import COMMANDS
+
+    told = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    listed = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("- Commands ")[1]
+    for name in COMMANDS:
+        assert f"headcode {name}" in told, f"no page tells of headcode {name}"
+        assert f"`{name}`" in listed, f"the changelog misses {name}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=identify)

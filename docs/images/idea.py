@@ -34,7 +34,7 @@ def draw():
 
     axes.text(1.6, 9.4, "tokens", ha="center", fontsize=13, color=INK)
     for row, (label, face) in enumerate(
-        [("", SOFT), ("key  $x_k$", "#D9EAF7"), ("", SOFT), ("query  $x_q$", "#FBE3D5"), ("", SOFT)]
+        [("", SOFT), ("key  $x_k$", "#FBE3D5"), ("", SOFT), ("query  $x_q$", "#D9EAF7"), ("", SOFT)]
     ):
         box(axes, 0.3, 6.9 - 1.5 * row, 2.6, 1.1, label, face)
 
@@ -44,8 +44,8 @@ def draw():
         axes.bar(5.1 + 0.5 * head, height, bottom=5.7, width=0.38, color=BLUE if height > 0 else ORANGE)
     axes.plot([4.7, 9.0], [5.7, 5.7], color="#888888", lw=1)
     axes.text(6.9, 3.7, r"$z_{h} = \mathrm{norm}_h(q_h \cdot k_h)$", ha="center", fontsize=13, color=INK)
-    arrow(axes, (3.05, 6.0), (4.6, 5.8), BLUE)
-    arrow(axes, (3.05, 3.1), (4.6, 5.1), ORANGE)
+    arrow(axes, (3.05, 6.0), (4.6, 5.8), ORANGE)  # a key is orange and a query blue, as in the explorer
+    arrow(axes, (3.05, 3.1), (4.6, 5.1), BLUE)
 
     axes.text(14.3, 9.4, "the value network of this pair", ha="center", fontsize=13, color=INK)
     layers = [(11.2, 4), (14.2, 3), (17.2, 4)]
@@ -64,8 +64,8 @@ def draw():
     axes.text(14.2, 7.55, r"$\varphi$", ha="center", fontsize=15, color=INK)
     arrow(axes, (9.2, 5.7), (10.6, 5.7))
     axes.text(9.9, 6.0, "sets\nweights", ha="center", va="bottom", fontsize=10, color=INK)
-    arrow(axes, (3.05, 6.4), (10.95, 7.45), "#6699BB", bend=-0.22)
-    axes.text(6.9, 8.45, "the key's token goes in", ha="center", fontsize=11, color="#33668A")
+    arrow(axes, (3.05, 6.4), (10.95, 7.45), "#E39A66", bend=-0.22)
+    axes.text(6.9, 8.45, "the key's token goes in", ha="center", fontsize=11, color="#A34700")
 
     arrow(axes, (17.7, 5.7), (19.0, 5.7))
     box(axes, 19.1, 5.1, 2.6, 1.2, r"$\sum_k$", "#DDF3EB", fontsize=14)
