@@ -23,7 +23,7 @@ def can_recur(config: ModelConfig) -> bool:
     """Whether a state of constant size can stand for the past when this model decodes."""
     norm, value_net = resolve_method(config.method, config.norm, config.value_net)
     # Dropout is left out: it plays no part in decoding.
-    return why_not_recurrent(norm, value_net, config.pooling, config.causal, config.position, 0.0) is None
+    return why_not_recurrent(norm, value_net, config.pooling, config.causal, config.attention_position, 0.0) is None
 
 
 def generate(

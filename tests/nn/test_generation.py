@@ -32,7 +32,7 @@ def small(**changes):
 PROMPT = [3, 1, 4, 1, 5]
 
 
-@pytest.mark.parametrize("position", ["rotary", "relative", "none", "learned", "sinusoidal"])
+@pytest.mark.parametrize("position", ["rotary", "relative", "none", "learned", "sinusoidal", "relative_learned"])
 @pytest.mark.parametrize("method", METHODS)
 def test_greedy_with_a_cache_is_greedy_without(method, position):
     model = small(method=method, position=position)
@@ -48,7 +48,8 @@ def test_greedy_with_a_cache_is_greedy_without(method, position):
 def test_the_state_is_used_where_it_can_be_and_stays_small():
     assert can_recur(small(method="linear", position="rotary").config)
     assert can_recur(small(method="linear", position="rotary", attention_dropout=0.1).config)
-    for changes in ({"method": "hyla"}, {"method": "linear", "position": "relative"}, {"method": "softmax"}):
+    bands = [{"method": "linear", "position": position} for position in ("relative", "relative_learned")]
+    for changes in ({"method": "hyla"}, {"method": "softmax"}, *bands):
         assert not can_recur(small(**({"position": "rotary"} | changes)).config)
     model = small(method="linear", position="rotary")
     made = []
@@ -68,6 +69,29 @@ def test_the_recurrent_form_is_the_parallel_form(chunks):
         cache = model.new_cache(recurrent=True)
         pieces = [model(part, cache=cache) for part in tokens.split(chunks, 1)]
     torch.testing.assert_close(torch.cat(pieces, 1), parallel, rtol=1e-12, atol=1e-12)
+
+
+def kept_bytes(cache):
+    """Memory of everything that a cache holds on to."""
+    tensors = [t for layer in cache.layers for t in vars(layer).values() if isinstance(t, torch.Tensor)]
+    return sum(t.untyped_storage().nbytes() for t in tensors)
+
+
+def test_what_a_token_costs_in_memory():
+    """The state of linear attention is as large after 500 tokens as after one; keys and values grow."""
+    grown = {}
+    for recurrent in (True, False):
+        model = small(method="linear", position="rotary")
+        made = []
+        original = model.new_cache
+        model.new_cache = lambda **options: made.append(original(**options)) or made[-1]  # noqa: B023 - used at once
+        sizes = []
+        for _ in generate(model, PROMPT, 500, temperature=0, recurrent=recurrent):
+            sizes.append(kept_bytes(made[-1]))
+        grown[recurrent] = sizes
+    # Two layers, two heads, (4, 3) numbers of 8 bytes.
+    assert set(grown[True]) == {2 * 2 * 4 * 3 * 8}
+    assert grown[False][-1] >= 2 * 2 * (4 + 3) * 504 * 8 > grown[False][0] >= 2 * 2 * (4 + 3) * 5 * 8
 
 
 def test_a_cache_whose_sequences_change_places():
