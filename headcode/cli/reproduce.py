@@ -43,6 +43,8 @@ class Command:
     """local, ray or slurm."""
     seeds: int | None = None
     """Only the first so many seeds."""
+    kept: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(optional)")] = None
+    """Records of finished runs without weights: runs that are there are not trained again, others are added."""
     dry_run: Switch = False
     """Print the runs and their cost, and stop."""
 
@@ -79,6 +81,7 @@ class Command:
                 threads=self.threads,
                 engine=self.engine,
                 seeds=self.seeds,
+                kept=self.kept,
             )
         self._tell(outcome)
 

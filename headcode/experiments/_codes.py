@@ -38,6 +38,7 @@ MAP_SIZES = {"smoke": 100, "laptop": 1500, "paper": 4000}
 class CodesExperiment(Experiment):
     """The part that fuzzy logic and SRAVEN have in common."""
 
+    needs_weights = True
     parts: ClassVar[str]
     """What is decoded: rules or terms."""
     colour: ClassVar[str]

@@ -58,6 +58,8 @@ class Study:
     threads: int | None = None
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What `analyse` found."""
+    kept: int = 0
+    """How many of the rows come from kept records."""
 
     def where(self, **fields: Any) -> list[Row]:
         """The rows with these values."""
@@ -110,6 +112,9 @@ class Experiment(ABC):
     """What the paper says, or that it says nothing."""
     selection: ClassVar[str]
     """How hyperparameters and checkpoints are chosen, so that no held-out number chooses itself."""
+
+    needs_weights: ClassVar[bool] = False
+    """Whether `analyse` loads the trained models; metrics alone can be kept without them."""
 
     @abstractmethod
     def runs(self, scale: Scale) -> NamedConfigs:

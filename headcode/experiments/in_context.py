@@ -35,6 +35,7 @@ CHUNK = 512
 
 class InContext(Experiment):
     name = "in-context"
+    needs_weights = True
     title = "In-context learning as optimisation: models against algorithms on the same contexts"
     question = (
         "Which algorithm on the context's points predicts as well as a trained model, and like it: gradient steps, "

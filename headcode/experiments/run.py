@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headcode.experiments.base import Experiment, Row, Scale, Study, Table, Verdict
+from headcode.experiments.kept import keep, kept_rows
 from headcode.nn import forward_flops
 from headcode.presets import RunConfig, override
 from headcode.sweep import Display, run_sweep
@@ -77,20 +78,30 @@ def reproduce(
     threads: int | None = None,
     engine: str = "local",
     seeds: int | None = None,
+    kept: Path | None = None,
     display: Display | None = None,
     say: Callable[[str], None] = print,
 ) -> Outcome:
     """Train the runs that are missing in OUT, and write OUT/NAME/SCALE: results.csv, findings.json and .md, figure.
 
-    Experiments that share a configuration share the run.
+    Experiments that share a configuration share the run. Runs whose records are in `kept` are not trained again, unless
+    the experiment needs their weights; records of those that are trained go there.
     """
     pairs = planned_runs(experiment, scale, seeds)
-    rows: list[Row] = []
-    if pairs:
-        rows = run_sweep(pairs, out, jobs=jobs, threads=threads, engine=engine, display=display)
+    known = kept_rows(pairs, kept) if kept is not None and not experiment.needs_weights else {}
+    if known:
+        say(f"{len(known)} of {len(pairs)} runs are taken from kept records in {kept}, and not trained again.")
+    missing = [(name, config) for name, config in pairs if name not in known]
+    trained: list[Row] = []
+    if missing:
+        trained = run_sweep(missing, out, jobs=jobs, threads=threads, engine=engine, display=display)
+    if kept is not None and (added := keep(trained, kept)):
+        say(f"The records of {added} runs are now kept in {kept}.")
+    by_name = known | {row["name"]: row for row in trained}
+    rows = [by_name[name] for name in dict(pairs)]
     folder = out / experiment.name / scale
     folder.mkdir(parents=True, exist_ok=True)
-    study = Study(scale, rows, folder, threads)
+    study = Study(scale, rows, folder, threads, kept=len(known))
     start = time.monotonic()
     experiment.analyse(study, say)
     tables, verdicts = experiment.tables(study), experiment.verdicts(study)
@@ -125,6 +136,7 @@ def _write_findings(
         "paper": experiment.claim,
         "selection": experiment.selection,
         "runs": len(study.rows),
+        "taken from kept records": study.kept,
         "seeds": sorted({row["seed"] for row in study.rows}),
         "tables": [{"title": table.title, "rows": [_plain(row) for row in table.rows]} for table in tables],
         "verdicts": [{**dataclasses.asdict(verdict), "word": verdict.word} for verdict in verdicts],
@@ -147,7 +159,8 @@ def in_markdown(
     for verdict in verdicts:
         lines.append(f"- **{verdict.word.capitalize()}**: {verdict.statement} {verdict.evidence}.")
     command = f"headcode reproduce {experiment.name} --scale {study.scale}"
-    return "\n".join([*lines, "", f"Made by `{command}`, {len(study.rows)} runs.", ""])
+    kept = f", {study.kept} of them taken from kept records" if study.kept else ""
+    return "\n".join([*lines, "", f"Made by `{command}`, {len(study.rows)} runs{kept}.", ""])
 
 
 def markdown_table(rows: Sequence[Row]) -> str:
