@@ -38,6 +38,8 @@ class Command:
     def run(self) -> None:
         if self.puzzles < 1:
             raise ValueError(f"--puzzles must be 1 or more, got {self.puzzles}.")
+        if self.out.is_file():
+            raise ValueError(f"--out {self.out} is a file; choose a folder for the demo.")
         start = time.monotonic()
         if self.fresh:
             shutil.rmtree(self.out / "runs", ignore_errors=True)

@@ -97,7 +97,15 @@ def run_sweep(
         sweep.carry_out()
     finally:
         chosen.close()
-    table.write()
+    try:
+        table.write()
+    except OSError as error:
+        # Why runs failed is more to the point than that their table could not be written either.
+        if not sweep.failures:
+            raise ValueError(
+                f"The table of results could not be written to {out} ({error.strerror or error}); the runs are "
+                "finished in their folders, and the same command again writes it."
+            ) from None
     rows = [_row_of(name, run, table, sweep.failures.get(run.hash)) for run in runs for name in run.names]
     if sweep.failures and not allow_failures:
         failures = {run.name: sweep.failures[run.hash] for run in runs if run.hash in sweep.failures}
@@ -128,7 +136,7 @@ class _Sweep:
                     self._note(run, "finished", "was finished already")
                 else:
                     self._waiting.append(run)
-            self._table.write()
+            self._write_table()
             with Interruption() as interruption:
                 self._work(interruption)
         finally:
@@ -205,6 +213,9 @@ class _Sweep:
 
     def _finish(self, run: Run, words: str) -> None:
         self._note(run, "finished", words)
+        self._write_table()
+
+    def _write_table(self) -> None:
         try:
             self._table.write()
         except OSError as error:

@@ -41,7 +41,8 @@ def main() -> None:
         _log_to(Path(order["log"]))
         outcome = carry_out(order)
         if outcome.message:
-            print(f"headcode: {outcome.message}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # a full disk has no room for the log: the answer is sent all the same
+                print(f"headcode: {outcome.message}", file=sys.stderr, flush=True)
         with contextlib.suppress(BrokenPipeError):  # nobody is there to hear it
             os.write(answers, json.dumps(outcome._asdict()).encode() + b"\n")
 
@@ -63,7 +64,8 @@ def carry_out(order: dict[str, Any]) -> Outcome:
     except (TrainingFailed, ValueError) as problem:
         return Outcome("failed", " ".join(str(problem).split()))
     except Exception as error:
-        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
         return Outcome("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]} (see {order['log']})")
 
 
@@ -79,8 +81,9 @@ def _read_orders(orders: "queue.SimpleQueue[bytes | None]") -> None:
 
 
 def _log_to(path: Path) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # what the last log had no room for is lost
+        sys.stdout.flush()
+        sys.stderr.flush()
     with path.open("ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)

@@ -100,7 +100,13 @@ def test_a_puzzle_of_four_features_is_shown_whole(own_zoo, tmp_path):
     assert all(f"<!-- {word} -->" in drawing for word in ("shape", "colour", "number", "pointer"))
 
 
-def test_mistakes_are_one_sentence(capsys):
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [(["--puzzles", "0"], "--puzzles must be 1 or more, got 0"), (["--out", "file"], "--out file is a file; choose")],
+)
+def test_mistakes_are_one_sentence(arguments, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
     with pytest.raises(SystemExit) as stop:
-        main(["demo", "--puzzles", "0"])
-    assert stop.value.code == 2 and "--puzzles must be 1 or more, got 0" in capsys.readouterr().err
+        main(["demo", *arguments])
+    assert stop.value.code == 2 and sentence in capsys.readouterr().err

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from sweep_helpers import Listener, results_of, small_config
@@ -30,6 +31,21 @@ def wait_until(condition, seconds=120):
 
 def checkpoints(run):
     return list((run.folder / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_worker_whose_log_has_no_room_still_answers(tmp_path):
+    run = plan({"a": small_config()}, tmp_path)[0]
+    order = json.loads(order_for(run, CPU, wait=False)) | {"log": "/dev/full"}
+    worker = Worker(worker_environment(1), Path("/dev/full"))
+    try:
+        for wrong in ({"steps": "x"}, {"batch_size": 0}):
+            worker.begin(json.dumps(order | {"config": order["config"] | wrong}))
+            outcome = wait_for(worker)
+            assert outcome.state == "failed" and next(iter(wrong)) in outcome.message
+        assert worker.can_go_on()
+    finally:
+        worker.end(30)
 
 
 def test_a_worker_finishes_fails_and_stops(tmp_path):

@@ -194,6 +194,22 @@ def test_a_table_that_cannot_be_written_does_not_stop_the_runs(tmp_path, monkeyp
     assert len(told) == 2 and len(rows) == 3 and (tmp_path / "results.csv").read_text().count("\n") == 4
 
 
+def test_a_table_that_is_never_written_is_one_sentence_unless_runs_failed(tmp_path, monkeypatch):
+    from headcode.sweep.table import ResultsTable
+
+    def full_disk(table):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ResultsTable, "write", full_disk)
+    with pytest.raises(
+        ValueError, match=r"results could not be written to .* \(No space left on device\); the runs are"
+    ):
+        sweep(tmp_path / "finished")
+    with pytest.raises(SweepFailed) as failed:
+        sweep(tmp_path / "failed", script={"a": [Outcome("failed", "it diverged")]})
+    assert failed.value.failures == {"a": "it diverged"}
+
+
 def test_lost_records_come_back(tmp_path):
     config = small_config(seed=3)
     sweep(tmp_path, {"a": config})
