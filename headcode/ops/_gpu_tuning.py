@@ -128,5 +128,11 @@ def _measure(run: Callable[[], Any]) -> float:
 
 
 def float32_precision() -> str:
-    """TF32 only on request: torch.set_float32_matmul_precision("high")."""
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    """TF32 only on request, by any of torch's switches for its own products.
+
+    The older of them, torch.set_float32_matmul_precision, cannot be asked once the newer one has been used.
+    """
+    wanted = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    if wanted is None:  # torch 2.8 has the older one alone
+        return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return "tf32" if wanted == "tf32" else "ieee"

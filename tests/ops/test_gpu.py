@@ -4,12 +4,13 @@ import logging
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from headcode.bench import kernels
-from headcode.ops import backends, explain_backend, gpu, hyper_attention
+from headcode.ops import _gpu_tuning, backends, explain_backend, gpu, hyper_attention
 from headcode.ops._gpu_tuning import Tiles, fastest, first_guess
 from headcode.ops.backends import Problem, choose_backend
 
@@ -131,6 +132,95 @@ def test_importing_the_op_needs_neither_triton_nor_a_driver():
     subprocess.run(
         [sys.executable, "-c", code], check=True, timeout=300, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     )
+
+
+def test_everything_but_the_kernels_works_where_triton_cannot_be_imported():
+    code = """
+import sys
+sys.modules["triton"] = None  # every import of it fails, and it is found nowhere
+import torch, headcode
+from headcode.bench.kernels import missing_compiler
+from headcode.ops import gpu, hyper_attention
+q = torch.randn(2, 3, 5, 4, requires_grad=True)
+wanted, *found = (
+    torch.autograd.grad(hyper_attention(q, q, q, backend=backend).square().sum(), q)[0]
+    for backend in ("reference", "auto", "chunked", "cpu")
+)
+for gradient in found:
+    torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-4)
+assert not gpu._HAS_TRITON and "headcode[triton]" in missing_compiler()
+print("served")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.strip() == "served", done.stderr
+
+
+class CallOnAGpu:
+    """As much of a call as the choice of tiles looks at."""
+
+    q = torch.empty(1, device="meta")
+
+    def kind(self):
+        return (16, 64, "rms_head")
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Where tiles could be measured: which ones were."""
+    found = []
+    tiles = [Tiles(16, 16, 16, 16, warps) for warps in (4, 8)]
+    monkeypatch.setattr(CallOnAGpu, "q", SimpleNamespace(device=torch.device("cuda", 0)))
+    monkeypatch.setattr(_gpu_tuning, "_chosen", {})
+    monkeypatch.setattr(_gpu_tuning, "first_guess", lambda call, kind: tiles[0])
+    monkeypatch.setattr(_gpu_tuning, "candidates", lambda call, kind: tiles)
+    monkeypatch.setattr(_gpu_tuning, "fastest", lambda given, launch: found.append(list(given)) or given[-1])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(gpu, "INTERPRETED", False)
+    monkeypatch.delenv("HEADCODE_GPU_AUTOTUNE", raising=False)
+    return found
+
+
+def test_tiles_are_measured_at_the_first_launch_of_a_kind_and_kept(measured):
+    chosen = [_gpu_tuning.choose(CallOnAGpu(), kind, None).warps for kind in ("forward", "forward", "key")]
+    assert chosen == [8, 8, 8] and len(measured) == 2
+
+
+def test_the_deterministic_switch_takes_the_first_guess(measured, monkeypatch):
+    """Even if other tiles were measured before."""
+    assert _gpu_tuning.choose(CallOnAGpu(), "forward", None).warps == 8
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert _gpu_tuning.choose(CallOnAGpu(), "forward", None).warps == 4
+    finally:
+        torch.use_deterministic_algorithms(False)
+    monkeypatch.setenv("HEADCODE_GPU_AUTOTUNE", "0")
+    assert _gpu_tuning.choose(CallOnAGpu(), "forward", None).warps == 4
+    monkeypatch.delenv("HEADCODE_GPU_AUTOTUNE")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert _gpu_tuning.choose(CallOnAGpu(), "key", None).warps == 4  # a launch that is recorded cannot be timed
+    assert len(measured) == 1
+
+
+def test_tf32_is_on_request_by_either_of_torchs_switches():
+    """In a process of its own: the older switch cannot be read, or put back, after the newer one was used."""
+    code = """
+import torch
+from headcode.ops._gpu_tuning import float32_precision
+found = [float32_precision()]
+for precision in ("high", "medium", "highest"):
+    torch.set_float32_matmul_precision(precision)
+    found.append(float32_precision())
+for allowed in (True, False):
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    found.append(float32_precision())
+if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+    for precision in ("tf32", "ieee"):
+        torch.backends.cuda.matmul.fp32_precision = precision
+        assert float32_precision() == precision
+print(*found)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.split() == ["ieee", "tf32", "tf32", "ieee", "tf32", "ieee"], done.stderr
 
 
 def test_tuning_takes_the_fastest_and_passes_over_what_does_not_fit():
