@@ -151,7 +151,10 @@ class HeadcodeForCausalLM(PreTrainedModel, GenerationMixin):
         return self.model.embedding
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        self.model.embedding = value  # type: ignore[assignment]
+        assert isinstance(value, nn.Embedding)
+        self.model.embedding = value
+        # The library resizes embeddings by putting another one here; the checks of tokens must know of it.
+        self.model.config = self.model.config.replace(vocab_size=value.num_embeddings)
 
     def _check_length(self, length: int) -> None:
         limit = longest_sequence(self.model.config)

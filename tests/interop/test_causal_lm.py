@@ -63,6 +63,43 @@ def test_beams_and_padding(method):
     assert torch.equal(found[:, 11:], plain[:, 7:])
 
 
+@pytest.mark.parametrize("position", ["rotary", "relative"])
+@pytest.mark.parametrize("method", ["hyla", "linear", "softmax"])
+def test_prompts_of_different_lengths_in_one_batch(method, position):
+    """Padded on the left to one length, each goes on as it would alone."""
+    ours, theirs = pair(method=method, position=position)
+    lengths = (2, 7, 5)
+    prompts = [row[-length:].tolist() for row, length in zip(tokens(), lengths, strict=True)]
+    padded = torch.tensor([[0] * (7 - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (7 - length) + [1] * length for length in lengths])
+    for use_cache in (True, False):
+        found = theirs.generate(padded, attention_mask=mask, max_new_tokens=12, do_sample=False, use_cache=use_cache)
+        for prompt, row in zip(prompts, found[:, 7:].tolist(), strict=True):
+            assert row == list(generate(ours, prompt, 12, temperature=0))
+
+
+@pytest.mark.parametrize("method", ["hyla", "linear"])
+def test_draws_with_a_cache_are_draws_without(method):
+    _, theirs = pair(method=method)
+    draws = []
+    for seed, use_cache in ((1, True), (1, False), (2, True)):
+        torch.manual_seed(seed)
+        options = {"do_sample": True, "temperature": 1.3, "top_p": 0.9, "num_return_sequences": 2}
+        draws.append(theirs.generate(tokens(), max_new_tokens=12, use_cache=use_cache, **options))
+    assert draws[0].shape == (6, 19) and torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
+
+
+def test_draws_follow_the_models_probabilities():
+    ours, theirs = pair(method="linear")
+    prompt = tokens(1)
+    with torch.no_grad():
+        expected = torch.softmax(ours(prompt)[0, -1], -1)
+    torch.manual_seed(0)
+    drawn = theirs.generate(prompt.expand(4000, -1), max_new_tokens=1, do_sample=True, top_k=0)[:, -1]
+    shares = torch.bincount(drawn, minlength=23).double() / 4000
+    assert ((shares - expected).abs() <= 5 * (expected * (1 - expected) / 4000).sqrt()).all()
+
+
 def test_the_cache_of_linear_attention_is_a_state():
     ours, theirs = pair(method="linear")
     cache = HeadcodeCache(theirs.model)
@@ -122,6 +159,20 @@ def test_the_loss_is_of_the_next_token():
     torch.testing.assert_close(whole.loss, out.loss / 2)
     (logits,) = theirs(tokens(), return_dict=False)
     assert torch.equal(logits, out.logits)
+
+
+def test_a_vocabulary_that_grows(tmp_path):
+    """Tokens that were added to a tokenizer are read and predicted, and saved with the rest."""
+    _, theirs = pair(method="hyla")
+    before = theirs(tokens()).logits
+    theirs.resize_token_embeddings(29, mean_resizing=False)
+    grown = theirs(torch.full((1, 3), 28)).logits
+    assert grown.shape == (1, 3, 29)
+    torch.testing.assert_close(theirs(tokens()).logits[..., :23], before)
+    theirs.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config.vocab_size == loaded.model.config.vocab_size == 29
+    torch.testing.assert_close(loaded(torch.full((1, 3), 28)).logits, grown)
 
 
 class Rows(torch.utils.data.Dataset):
