@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 from headcode.bench.train import machine
 from headcode.nn import ModelConfig, Transformer, generate
+from headcode.ops import METHODS
 from headcode.presets import RunConfig, override, preset
 from headcode.tasks import Batch
 from headcode.train.distributed import Group
@@ -70,8 +71,13 @@ class Lm:
 
     def run(self) -> None:
         sizes = (self.context, self.batch_size, self.prompt, self.new_tokens, self.rounds)
-        if min(sizes) < 1 or self.seconds <= 0:
-            raise ValueError("Every size and --rounds must be 1 or more, and --seconds above 0.")
+        if min(sizes) < 1 or not self.seconds > 0 or (self.threads is not None and self.threads < 1):
+            raise ValueError("Every size, --rounds and --threads must be 1 or more, and --seconds above 0.")
+        for method in self.methods:
+            if method not in METHODS:
+                raise ValueError(f"--methods must be of {', '.join(METHODS)}, got {method!r}.")
+        if self.out is not None:  # before minutes are spent on what could not be written
+            self.out.parent.mkdir(parents=True, exist_ok=True)
         keep_freed_memory()  # for both sides, although only ours would have it
         before = torch.get_num_threads()
         if self.threads is not None:
