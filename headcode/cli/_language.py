@@ -79,6 +79,8 @@ class LanguageOptions(TrainOptions):
         task = task.with_text(shards)
         counts = [f"{shards.count(split):,} tokens of {split}" for split in shards.splits]
         self._say(f"text {shards.fingerprint[:12]}: {', '.join(counts)}, {task.vocab_size:,} different ones")
+        if task.validation and "validation" not in shards.splits:
+            self._say("no document fell to the validation side, so nothing is held out; more documents would help")
         config = with_task(config, task)
         epochs = self.epochs or (PRESET_EPOCHS.get(self.preset) if config.steps == self._preset_steps() else None)
         if epochs is not None:
@@ -91,7 +93,8 @@ class LanguageOptions(TrainOptions):
             if source.skipped:
                 self._say(f"{len(source.skipped)} files of {self.text} are not text and are passed over")
             return source
-        return find_dataset(self.dataset or PRESET_DATASETS.get(self.preset, PYTHON), self.column)
+        name = PRESET_DATASETS.get(self.preset, PYTHON) if self.dataset is None else self.dataset
+        return find_dataset(name, self.column)
 
     def _limit(self, config: RunConfig) -> int | None:
         if self.max_tokens is not None or self.text is not None:

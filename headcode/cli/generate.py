@@ -126,6 +126,10 @@ def tokenizer_of(run: Path, config: RunConfig, given: Path | None = None) -> Tok
 
 def tokens_of(prompt: str, tokenizer: Tokenizer) -> list[int]:
     """The prompt's tokens; nothing is the end of the document before."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:  # Python keeps bytes of the command line that are not UTF-8 as lone surrogates
+        raise ValueError(f"--prompt must be text in UTF-8, and its character {error.start + 1} is not.") from None
     if prompt:
         return tokenizer.encode([prompt])[0].tolist()
     if tokenizer.end_token is None:

@@ -90,6 +90,19 @@ def test_bytes_folders_and_epochs(tmp_path, text, capsys):
     assert config.steps == round(1.5 * config.task.epoch_size / 5)
 
 
+def test_a_band_with_learned_positions_decodes_without_a_state(text, tmp_path, capsys):
+    """`linear` has a state for the past, but not with a bias for each pair."""
+    flags = ["--method", "linear", "--position", "relative_learned", "--tokenizer", "bytes", "--steps", "1"]
+    main([*RUN, "--text", str(text), *flags, "--out", str(tmp_path / "run")])
+    capsys.readouterr()
+    found = []
+    for more in ([], ["--no-cache"]):
+        flags = ["--prompt", "raven", "--temperature", "0", "--max-tokens", "8", "--json", *more]
+        main(["generate", str(tmp_path / "run"), *flags])
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1] and found[0]["recurrent"] is False and found[0]["tokens"]
+
+
 def test_an_existing_tokenizer(run, text, tmp_path):
     flags = ["--text", str(text), "--tokenizer-file", str(run / "tokenizer.json"), "--steps", "2"]
     main([*RUN, *flags, "--out", str(tmp_path / "run")])
@@ -171,6 +184,18 @@ class TestRefusals:
             (["--recurrent", "True", "--no-cache"], "leave one out"),
         ):
             assert words in fails(capsys, "generate", tmp_path / "run", "--prompt", "x", *flags)
+
+    def test_a_prompt_that_is_not_text(self, run, capsys):
+        """As Python hands over the bytes a, 0xff of a command line; the tokenizers would raise whatever they like."""
+        words = fails(capsys, "generate", run, "--prompt", "a\udcff")
+        assert "--prompt must be text in UTF-8, and its character 2 is not" in words
+
+    def test_flags_that_have_nothing_to_act_on(self, text, tmp_path, capsys):
+        out = ["--out", str(tmp_path / "run")]
+        assert "is one file; leave it out" in fails_with(capsys, *RUN, "--text", text, "--files", "*.md", *out)
+        assert "A dataset needs a name" in fails_with(capsys, *RUN, "--dataset", "", *out)
+        too_few = fails_with(capsys, *RUN, "--text", text, "--tokenizer", "bytes", "--max-tokens", "5", *out)
+        assert "its train part has 5 tokens" in too_few
 
     def test_a_dataset_that_cannot_be_reached(self, tmp_path, capsys, monkeypatch):
         import datasets

@@ -143,6 +143,59 @@ class TestPreparing:
         assert train + validation == POEM * 50 and train.endswith("\n")
         assert 0.2 < len(validation) / len(train + validation) < 0.3
 
+    @pytest.mark.parametrize("tokenizer", ["bytes", "bpe", "words"])
+    def test_reading_ends_with_the_tokens_that_were_asked_for(self, tmp_path, tokenizer):
+        """Also inside a document, whose end, beyond what is read, is validation; bytes are those of the tokens."""
+        from tokenizers import Tokenizer as Fast
+        from tokenizers import models, pre_tokenizers, trainers
+
+        (tmp_path / "one.txt").write_text(POEM * 50)
+        if tokenizer == "words":
+            fast = Fast(models.WordLevel(unk_token="?"))
+            fast.pre_tokenizer = pre_tokenizers.Whitespace()
+            fast.train_from_iterator([POEM], trainers.WordLevelTrainer(special_tokens=["?"]))
+            tokenizer = Tokenizer("file", fast.to_str().encode())
+        options = {"tokenizer": tokenizer, "vocab_size": 300, "validation": 0.2}
+        whole = prepare(TextFiles(tmp_path / "one.txt"), **options)
+        part = prepare(TextFiles(tmp_path / "one.txt"), **options, max_tokens=101)
+        assert part.count("train") == 101 and part.count("validation") == 26  # a quarter of 101, rounded up
+        for split, count in (("train", 101), ("validation", 26)):
+            tokens = whole.read(split, np.array([0]), count)
+            assert part.read(split, np.array([0]), count).tolist() == tokens.tolist()
+            assert part.count(split, "bytes") == int(whole.read_bytes(split, np.array([0]), tokens)[0])
+
+    def test_a_long_document_is_not_read_to_its_end_for_a_few_tokens(self, monkeypatch):
+        """The text may be larger than anyone has time for."""
+        monkeypatch.setattr("headcode.tasks.language.prepare.PIECES_AT_ONCE", 4)
+        read = []
+
+        class Endless:
+            def identity(self):
+                return {"kind": "endless"}
+
+            def words(self):
+                return {}
+
+            def documents(self, validation):
+                yield corpus.Document("train", (read.append(n) or POEM for n in itertools.count()))
+                yield corpus.Document("validation", (read.append(n) or POEM for n in itertools.count()))
+                pytest.fail("both sides are full")
+
+        size = len(POEM.encode())
+        text = prepare(Endless(), tokenizer="bytes", max_tokens=5 * size + 1, validation=0.5)
+        assert text.count("train") == text.count("validation") == 5 * size + 1
+        assert text.count("train", "documents") == 0  # cut before its end
+        assert len(read) <= 20
+
+    def test_something_is_held_out_of_every_folder(self, tmp_path):
+        """However the hashes of its documents fall."""
+        for n in range(corpus.FEW_DOCUMENTS):
+            (tmp_path / f"{n}.txt").write_text(f"Document {n}. {POEM}")
+        assert all(corpus._side(digest, 1e-9) == "train" for _, digest in TextFiles(tmp_path)._entries)
+        sides = [document.split for document in TextFiles(tmp_path).documents(1e-9)]
+        assert sides.count("validation") == 1 and sides.count("train") == corpus.FEW_DOCUMENTS - 1
+        assert {document.split for document in TextFiles(tmp_path).documents(0.0)} == {"train"}
+
     def test_long_documents_are_cut_without_loss(self, tmp_path, monkeypatch):
         monkeypatch.setattr(corpus, "PIECE_BYTES", 37)
         for text in (POEM * 9, "ß" * 500, "日" * 300 + "\n" + "x" * 90):
@@ -215,6 +268,10 @@ class TestPreparing:
         assert len(TextFiles(tmp_path).skipped) == 3
         with pytest.raises(ValueError, match="There is no file or folder"):
             TextFiles(tmp_path / "nowhere")
+        with pytest.raises(ValueError, match=r"The pattern \*.md chooses among the files .* is one file; leave it out"):
+            TextFiles(tmp_path / "good", "*.md")
+        with pytest.raises(ValueError, match="A dataset needs a name: python, c4, wikitext"):
+            corpus.find_dataset(" ")
         with pytest.raises(ValueError, match=r"too short: its train part has \d tokens"):
             bytes_task(tmp_path / "good")
         with pytest.raises(ValueError, match="The token shards abc… are neither in"):
@@ -324,7 +381,7 @@ class TestDatasets:
         assert {split for split, _ in documents} == {"train", "validation"}
         limited = prepare(source, tokenizer="bytes", max_tokens=500)
         whole = prepare(source, tokenizer="bytes")
-        assert 500 <= limited.count("train") <= whole.count("train")
+        assert limited.count("train") == 500 < whole.count("train")
 
     def test_its_own_validation_split(self, local):
         (local / "validation.jsonl").write_text(json.dumps({"text": "held out", "number": 0}))

@@ -57,6 +57,10 @@ class TextFiles:
         if not self.root.exists():
             raise ValueError(f"There is no file or folder {self.root}.")
         alone = self.root.is_file()
+        if alone and pattern != "*":
+            raise ValueError(
+                f"The pattern {pattern} chooses among the files of a folder, but {self.root} is one file; leave it out."
+            )
         self._entries: list[tuple[Path, str]] = []
         for file in [self.root] if alone else self._listed():
             with _mapped(file) as content:
@@ -88,6 +92,8 @@ class TextFiles:
 
     def documents(self, validation: float) -> Iterator[Document]:
         few = len(self._entries) < FEW_DOCUMENTS
+        # Of few documents it may happen that none is below the threshold; the lowest is validation all the same.
+        lowest = min(digest for _, digest in self._entries) if validation else None
         for file, digest in self._entries:
             with _mapped(file) as content:
                 if hashlib.blake2b(content, digest_size=16).hexdigest() != digest:
@@ -98,7 +104,8 @@ class TextFiles:
                     if cut < len(content):
                         yield Document("validation", _pieces(content, cut, len(content)))
                 else:
-                    yield Document(_side(digest, validation), _pieces(content, 0, len(content)))
+                    side = "validation" if digest == lowest else _side(digest, validation)
+                    yield Document(side, _pieces(content, 0, len(content)))
 
 
 class StandardLibrary(TextFiles):
@@ -138,6 +145,8 @@ class StreamedDataset:
     """
 
     def __init__(self, name: str, column: str = "text") -> None:
+        if not name.strip():
+            raise ValueError(f"A dataset needs a name: {PYTHON}, {', '.join(DATASETS)}, one of the hub, or a folder.")
         self.given, self.column = name, column
         known = DATASETS.get(name)
         self.whole = known is not None and known.whole

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -34,7 +35,8 @@ def prepare(
         tokenizer: `bpe` (trained on the training text), `bytes`, or a tokenizer that exists.
         vocab_size: tokens of a BPE, at most; a small text may not have so many.
         validation: share of the text that is not trained on, unless the source has a validation split of its own.
-        max_tokens: stop reading when the training part has so many.
+        max_tokens: the training part ends after so many; if no validation text was read until then, as much of it
+            follows as is in proportion.
         say: gets a line now and then.
     """
     if not 0 <= validation < 1:
@@ -49,7 +51,7 @@ def prepare(
             return found
         chosen = _tokenizer(source, tokenizer, vocab_size, validation, say)
         with ShardWriter(folder / f".prepare-{os.getpid()}", chosen) as writer:
-            _encode(source.documents(validation), writer, max_tokens, say)
+            _encode(source.documents(validation), writer, max_tokens, validation, say)
             _refuse_nothing(writer.counts)
             return TokenShards(writer.finish(recipe, source.words()))
 
@@ -100,30 +102,76 @@ def _sample(documents: Iterable[Document], num_bytes: int) -> Iterator[str]:
 
 
 def _encode(
-    documents: Iterable[Document], writer: ShardWriter, max_tokens: int | None, say: Callable[[str], None]
+    documents: Iterable[Document],
+    writer: ShardWriter,
+    max_tokens: int | None,
+    validation: float,
+    say: Callable[[str], None],
 ) -> None:
-    stream = ((document.split, piece) for document in documents for piece in itertools.chain(document.pieces, (None,)))
+    room = _Room(writer.counts, max_tokens, validation)
+    stream = room.pieces_of(documents)
     said = 0
     while batch := list(itertools.islice(stream, PIECES_AT_ONCE)):
         pieces = [piece for _, piece in batch if piece is not None]
         encoded = iter(_with_lengths(writer.tokenizer, pieces))
         for split, piece in batch:
+            left = room.left(split)
             if piece is None:
-                writer.end_document(split)
-            else:
-                writer.add(split, *next(encoded), len(piece.encode()))
-        tokens = writer.counts["train"]["tokens"]
-        if max_tokens is not None and tokens >= max_tokens:
-            return
-        if tokens - said >= 10**7:
-            say(f"{tokens:,} training tokens")
-            said = tokens
+                if left:
+                    writer.end_document(split)
+                continue
+            tokens, lengths = next(encoded)
+            num_bytes = len(piece.encode())
+            if len(tokens) > left:
+                tokens = tokens[: int(left)]
+                lengths = None if lengths is None else lengths[: int(left)]
+                num_bytes = _num_bytes(writer.tokenizer, tokens, lengths)
+            writer.add(split, tokens, lengths, num_bytes)
+        count = writer.counts["train"]["tokens"]
+        if count - said >= 10**7:
+            say(f"{count:,} training tokens")
+            said = count
+
+
+class _Room:
+    """How many tokens each side still takes, where the training part has an end."""
+
+    def __init__(self, counts: dict[str, dict[str, int]], max_tokens: int | None, validation: float) -> None:
+        self._counts, self._max_tokens = counts, max_tokens
+        self._share = 0 if max_tokens is None else math.ceil(max_tokens * validation / (1 - validation))
+
+    def left(self, split: str) -> float:
+        """Without an end as long as the training part is not full; then validation gets no more than its share."""
+        if self._max_tokens is None:
+            return math.inf
+        train = self._max_tokens - self._counts["train"]["tokens"]
+        if split == "train":
+            return train
+        return math.inf if train else max(self._share - self._counts["validation"]["tokens"], 0)
+
+    def pieces_of(self, documents: Iterable[Document]) -> Iterator[tuple[str, str | None]]:
+        """Pieces, and None behind each document, of the documents that there is room for."""
+        for document in documents:
+            for piece in document.pieces:
+                if not self.left(document.split):
+                    break
+                yield document.split, piece
+            yield document.split, None
+            if not self.left("train") and (self._counts["validation"]["tokens"] or not self._share):
+                return  # what follows may be very long, or a stream without an end
 
 
 def _with_lengths(tokenizer: Tokenizer, pieces: list[str]) -> list[tuple[np.ndarray, np.ndarray | None]]:
     if tokenizer.byte_lengths is not None:
         return [(tokens, None) for tokens in tokenizer.encode(pieces)]
     return [(tokens, lengths) for tokens, lengths in tokenizer.encode_with_lengths(pieces)]
+
+
+def _num_bytes(tokenizer: Tokenizer, tokens: np.ndarray, lengths: np.ndarray | None) -> int:
+    if lengths is None:
+        assert tokenizer.byte_lengths is not None
+        lengths = tokenizer.byte_lengths[tokens]
+    return int(lengths.sum())
 
 
 def _refuse_nothing(counts: dict[str, dict[str, int]]) -> None:
