@@ -86,7 +86,7 @@ class Command:
         for row in rows:
             result = decode(row["folder"], inputs="fixed_context", controls=(), fit_size=1024, test_size=1024)
             f1 = {r["layer"]: r["macro_f1"] for r in result["rows"] if (r["source"], r["subset"]) == ("codes", "all")}
-            layer = max(f1, key=lambda number: f1[number])
+            layer = max(f1)  # the last: the best one would be chosen by the score that is shown
             scores = {split: row[f"{split}/r2"] for split in SPLITS}
             entry = {"method": row["method"], "training loss": row["train/loss"], **scores}
             table.append({**entry, "decoding F1": f1[layer], "layer": layer})
