@@ -3,13 +3,16 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from training_helpers import assert_same, train
 
-from headcode.presets import override, preset, with_task
+from headcode.presets import RunConfig, override, preset, with_task
 from headcode.tasks import LanguageModelling
 from headcode.tasks.language.corpus import TextFiles
 from headcode.tasks.language.prepare import prepare
@@ -45,8 +48,8 @@ def config(tmp_path_factory):
 class StopAt:
     """A signal after a step, as a user would send it."""
 
-    def __init__(self, step):
-        self.step = step
+    def __init__(self, step, signal_number=signal.SIGTERM):
+        self.step, self.signal_number = step, signal_number
 
     def start(self, step, steps): ...
 
@@ -56,7 +59,7 @@ class StopAt:
 
     def advance(self, step):
         if step == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self.signal_number)
 
 
 def test_stopped_in_the_middle_of_an_epoch_and_resumed(config, tmp_path):
@@ -85,6 +88,28 @@ def test_stopped_in_the_middle_of_an_epoch_and_resumed(config, tmp_path):
     assert_same(tmp_path / "whole", tmp_path / "broken")
     first = [start for _, starts in seen["whole"] for start in starts][: config.task.epoch_size]
     assert len(set(first)) == config.task.epoch_size
+
+
+def train_and_die(configuration, out, step):
+    """In a process of its own: the run until it is killed, without a chance to write anything more."""
+    train(RunConfig.from_dict(json.loads(configuration)), out, reporters=[StopAt(int(step), signal.SIGKILL)])
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_of_an_epoch_and_resumed(config, tmp_path):
+    """Steps since the last checkpoint are done again, with the same windows."""
+    per_epoch = config.task.epoch_size / config.batch_size
+    train(config, tmp_path / "whole")
+    for stop in (5, round(per_epoch) + 3, round(2 * per_epoch) + 2):
+        assert stop % config.checkpoint_every  # something is lost each time
+        code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_language_runs as here; "
+        arguments = [json.dumps(config.to_dict()), str(tmp_path / "broken"), str(stop)]
+        command = [sys.executable, "-c", code + "here.train_and_die(*sys.argv[1:])", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert not (tmp_path / "broken" / "checkpoints" / f"step-{stop}").exists()
+    train(read_run_config(tmp_path / "broken"), tmp_path / "broken")
+    assert_same(tmp_path / "whole", tmp_path / "broken")
 
 
 def test_what_a_run_folder_keeps(config, tmp_path):
