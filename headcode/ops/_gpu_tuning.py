@@ -108,15 +108,15 @@ def may_measure() -> bool:
 def fastest(
     tiles: Iterable[Tiles], launch: Callable[[Tiles], Any], measure: Callable[[Callable[[], Any]], float] | None = None
 ) -> Tiles:
-    """The quickest of `tiles`, the first at a tie; those that do not fit the GPU are passed over."""
-    from triton.runtime.errors import OutOfResources
+    """The quickest of `tiles`, the first at a tie; those that do not fit the GPU or its assembler are passed over."""
+    from triton.runtime.errors import OutOfResources, PTXASError
 
     tiles = list(tiles)
     times: dict[Tiles, float] = {}
     for candidate in tiles:
         try:
             times[candidate] = (measure or _measure)(lambda candidate=candidate: launch(candidate))  # type: ignore[misc]
-        except OutOfResources:
+        except (OutOfResources, PTXASError):
             continue
     return min(times, key=lambda candidate: times[candidate]) if times else tiles[0]
 

@@ -225,21 +225,23 @@ print(*found)
 
 def test_tuning_takes_the_fastest_and_passes_over_what_does_not_fit():
     pytest.importorskip("triton", reason="Triton is published for Linux alone")
-    from triton.runtime.errors import OutOfResources
+    from triton.runtime.errors import OutOfResources, PTXASError
 
-    tiles = [Tiles(16, 16, 16, 16, warps) for warps in (1, 2, 4, 8)]
+    tiles = [Tiles(16, 16, 16, 16, warps) for warps in (1, 2, 4, 8, 16)]
     launched = []
 
     def launch(candidate):
         launched.append(candidate.warps)
         if candidate.warps == 1:
             raise OutOfResources(300_000, 160_000, "shared memory")
+        if candidate.warps == 16:
+            raise PTXASError("too many registers")
 
     def measure(run):
         run()
         return {2: 3.0, 4: 1.0, 8: 2.0}[launched[-1]]
 
-    assert fastest(tiles, launch, measure).warps == 4 and launched == [1, 2, 4, 8]
+    assert fastest(tiles, launch, measure).warps == 4 and launched == [1, 2, 4, 8, 16]
     assert fastest(tiles[:1], launch, measure) == tiles[0]
 
 
