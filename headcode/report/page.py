@@ -20,8 +20,8 @@ _KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
 _STYLE = """
 :root { color-scheme: light dark; --ground: #fdfdfc; --ink: #1d2430; --soft: #5b6472; --line: #d9dde3; --tint: #f1f4f8;
   --accent: #0b5d95; --best: #dcefe2; }
-@media (prefers-color-scheme: dark) { :root { --ground: #14181e; --ink: #e4e8ee; --soft: #a2acba; --line: #323a45;
-  --tint: #1d232c; --accent: #7cc0f0; --best: #1f3d2b; } }
+@media screen and (prefers-color-scheme: dark) { :root { --ground: #14181e; --ink: #e4e8ee; --soft: #a2acba;
+  --line: #323a45; --tint: #1d232c; --accent: #7cc0f0; --best: #1f3d2b; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 2rem 1.2rem 4rem; max-width: 62rem; background: var(--ground); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
@@ -29,7 +29,8 @@ h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .4rem; }
 h2 { font-size: 1.3rem; margin: 2.4rem 0 .6rem; padding-top: .8rem; border-top: 1px solid var(--line); }
 h3 { font-size: 1.05rem; margin: 1.4rem 0 .4rem; }
 p.lead { color: var(--soft); font-size: 1.08rem; margin: 0 0 1rem; }
-nav a { color: var(--accent); margin-right: 1rem; text-decoration: none; white-space: nowrap; }
+nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; }
+nav a { color: var(--accent); text-decoration: none; white-space: nowrap; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; margin: .8rem 0; font-variant-numeric: tabular-nums; font-size: .93rem; }
 th, td { padding: .35rem .8rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
@@ -40,14 +41,22 @@ td.best { background: var(--best); font-weight: 600; }
 figure { margin: 1rem 0; }
 figure img { display: block; max-width: 100%; height: auto; background: #fff; border-radius: 6px; padding: .4rem;
   border: 1px solid var(--line); }
+@media screen and (max-width: 40rem) {
+  figure .wide img[style="width:100%"] { max-width: none; width: 40rem !important; } }
 figcaption { color: var(--soft); font-size: .9rem; margin-top: .4rem; }
 pre { background: var(--tint); padding: .8rem 1rem; border-radius: 6px; overflow-x: auto; font-size: .85rem;
   line-height: 1.35; }
 details summary { cursor: pointer; color: var(--accent); }
 footer { margin-top: 3rem; color: var(--soft); font-size: .85rem; }
 @media print { body { max-width: none; padding: 0; font-size: 11pt; background: #fff; color: #000; }
-  nav { display: none; }
-  figure, table { break-inside: avoid; } h2 { break-after: avoid; } details[open] summary { display: none; } }
+  nav { display: none; } .wide { overflow: visible; }
+  figure, tr { break-inside: avoid; } h2, h3, summary { break-after: avoid; }
+  /* Paper cannot be unfolded: what is folded on the screen is printed. */
+  details::details-content { content-visibility: visible; block-size: auto; }
+  summary { list-style: none; color: #000; font-weight: 600; }
+  pre { font-size: 7.5pt; white-space: pre-wrap; overflow: visible; overflow-wrap: anywhere; padding: 0;
+    background: none; }
+  footer { margin-top: 1rem; } }
 """
 
 
@@ -125,7 +134,7 @@ class Figure:
         data = base64.b64encode(self.path.read_bytes()).decode()
         words = html.escape(self.caption)
         picture = f'<img src="data:{kind};base64,{data}" alt="{words}" style="width:{html.escape(self.width)}">'
-        return f"<figure>{picture}<figcaption>{words}</figcaption></figure>"
+        return f'<figure><div class="wide">{picture}</div><figcaption>{words}</figcaption></figure>'
 
 
 Block = Text | Heading | Preformatted | Table | Figure

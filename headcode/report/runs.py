@@ -1,15 +1,17 @@
 """A page about one run or several: curves, scores with the best possible, decoding, maps, ablations, settings.
 
 It shows what lies in the run folders: `metrics.jsonl`, `config.json`, `environment.json`, a zoo model's `card.json`,
-and in `analysis/` what `headcode decode` (with --ablate, --patch) and `headcode codes` wrote.
+in `analysis/` what `headcode decode` (with --ablate, --patch) wrote, and the maps of `headcode codes --map`.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from headcode.analysis.decode import read_result
+from headcode.analysis.files import open_arrays
 from headcode.presets import RunConfig, fields_of, get_field
 from headcode.report import figures
 from headcode.report.curves import METRIC_TITLES, scores_by_split, training_curves
@@ -21,6 +23,8 @@ from headcode.train.folder import read_environments, read_metrics, read_run_conf
 ANALYSIS = "analysis"
 MAIN_METRIC = {"logic": "r2", "sraven": "accuracy", "lm": "bits_per_byte"}
 CEILING_PUZZLES = 4096
+MAPS = ("tsne", "umap", "pca")
+"""Kinds of maps, the one that is shown first first."""
 
 
 def report_runs(runs: Sequence[str | Path], out: Path, pictures: Path) -> Path:
@@ -33,15 +37,18 @@ def report_runs(runs: Sequence[str | Path], out: Path, pictures: Path) -> Path:
     names = _names(folders, configs)
     found = dict(zip(names, folders, strict=True))
     by_name = dict(zip(names, configs, strict=True))
-    title = names[0] if len(names) == 1 else f"{len(names)} runs on {tasks.copy().pop()}"
+    # Commands write beside the path that they were given; for a model of the zoo that is not where its weights lie.
+    pairs = zip(names, runs, folders, strict=True)
+    places = {name: tuple(dict.fromkeys((Path(run), folder))) for name, run, folder in pairs}
+    title = folders[0].resolve().name if len(names) == 1 else f"{len(names)} runs on {tasks.copy().pop()}"
     lead = f"Trained with headcode on {tasks.copy().pop()}: " + ", ".join(
         f"{config.model.method} ({config.steps:,} steps, seed {config.seed})" for config in configs
     )
     page = Page(title, lead + ".")
     page.section("Scores", *_scores(found, by_name, pictures))
     page.section("Along training", *_curves(found, by_name, pictures))
-    for section, blocks in (("Codes", _codes(found, pictures)), ("Interventions", _interventions(found, pictures))):
-        page.section(section, *(blocks or [_how_to_get(section, folders[0])]))
+    for section, blocks in (("Codes", _codes(places, pictures)), ("Interventions", _interventions(places, pictures))):
+        page.section(section, *(blocks or [_how_to_get(section, runs[0])]))
     page.section("Settings", *_settings(found, by_name))
     return page.write(out)
 
@@ -74,7 +81,7 @@ def _scores(found: Mapping[str, Path], configs: Mapping[str, RunConfig], picture
     blocks: list[Block] = []
     if metric in ("r2", "accuracy"):
         drawn = scores_by_split(main, pictures / "scores", metric, ceilings)
-        words = f"{METRIC_TITLES[metric]} by split, at the last evaluation."
+        words = f"{_capital(METRIC_TITLES[metric])} by split, at the last evaluation."
         blocks.append(
             Figure(drawn[0], words + (" Dashed: the best possible, by the exact solver." if ceilings else ""))
         )
@@ -107,12 +114,36 @@ def _curves(found: Mapping[str, Path], configs: Mapping[str, RunConfig], picture
     if not any(record["kind"] == "eval" for folder in found.values() for record in _metrics(folder)):
         return [Text("No evaluations along training.")]
     drawn = training_curves(found, pictures / "curves", metric, best_possible(config))
-    return [Figure(drawn[0], f"{METRIC_TITLES.get(metric, metric)} along training, split by split.")]
+    return [Figure(drawn[0], f"{_capital(METRIC_TITLES.get(metric, metric))} along training, split by split.")]
 
 
-def _codes(found: Mapping[str, Path], pictures: Path) -> list[Block]:
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _results(places: Mapping[str, Sequence[Path]], file: str) -> dict[str, Path]:
+    """By run, what `headcode decode` wrote under this name, where it did."""
+    found = {
+        name: [p for place in folders if (p := place / ANALYSIS / file).is_file()] for name, folders in places.items()
+    }
+    return {name: paths[0] for name, paths in found.items() if paths}
+
+
+def _last_map(folders: Sequence[Path]) -> Path | None:
+    """The map of the last layer that `headcode codes --map` drew."""
+    for kind in MAPS:
+        for folder in folders:
+            drawn = {
+                int(layer[1]): p for p in folder.glob("*.npz") if (layer := re.search(rf"-{kind}-layer(\d+)$", p.stem))
+            }
+            if drawn:
+                return drawn[max(drawn)]
+    return None
+
+
+def _codes(places: Mapping[str, Sequence[Path]], pictures: Path) -> list[Block]:
     blocks: list[Block] = []
-    decoded = {name: path for name, folder in found.items() if (path := folder / ANALYSIS / "decode.json").is_file()}
+    decoded = _results(places, "decode.json")
     if decoded:
         drawn = figures.decoding(decoded, pictures / "decode")
         rows = [
@@ -126,30 +157,36 @@ def _codes(found: Mapping[str, Path], pictures: Path) -> list[Block]:
             Figure(drawn[0], "Macro F1 on held-out compositions by layer, codes beside their controls."),
             Table(rows),
         ]
-    maps = {name: path for name, folder in found.items() if (path := folder / ANALYSIS / "map.npz").is_file()}
-    if maps:
-        drawn = figures.code_map(maps, pictures / "map")
-        blocks += [Heading("Map of the codes"), Figure(drawn[1], "Codes in two dimensions, a dot per instance.")]
+    maps = {name: path for name, folders in places.items() if (path := _last_map(folders)) is not None}
+    shared = [set(open_arrays(path)) for path in maps.values()]
+    colour = next(
+        (c for c in ("rule", "term", "target", "correct") if maps and all(c in each for each in shared)), None
+    )
+    if colour is not None:
+        drawn = figures.code_map(maps, pictures / "map", colour)
+        words = f"Codes of the last layer in two dimensions, a dot per instance, coloured by {colour}."
+        blocks += [Heading("Map of the codes"), Figure(drawn[1], words)]
     return blocks
 
 
-def _interventions(found: Mapping[str, Path], pictures: Path) -> list[Block]:
+def _interventions(places: Mapping[str, Sequence[Path]], pictures: Path) -> list[Block]:
     blocks: list[Block] = []
     kinds = (
         ("patch", "Patched codes", figures.patching, "How often the answer follows a code from another instance."),
         ("ablate", "Heads taken out", figures.head_ablation, "What taking out one head costs."),
     )
     for file, title, draw, caption in kinds:
-        results = {name: p for name, folder in found.items() if (p := folder / ANALYSIS / f"{file}.json").is_file()}
-        if results:
+        if results := _results(places, f"{file}.json"):
             drawn = draw(results, pictures / file)
             blocks += [Heading(title), Figure(drawn[0], caption)]
     return blocks
 
 
-def _how_to_get(section: str, run: Path) -> Block:
-    flags = "" if section == "Codes" else " --patch --ablate"
-    return Text(f"Nothing here yet: run `headcode decode {run.name}{flags}` on the run, then make this report again.")
+def _how_to_get(section: str, run: str | Path) -> Block:
+    commands = [f"headcode decode {run}", f"headcode codes {run} --size 4096 --map tsne"]
+    if section != "Codes":
+        commands = [f"headcode decode {run} --patch --ablate"]
+    return Text(f"Nothing here yet: run {' and '.join(commands)}, then make this report again.")
 
 
 def _settings(found: Mapping[str, Path], configs: Mapping[str, RunConfig]) -> list[Block]:

@@ -59,6 +59,40 @@ def test_report_of_two_runs(runs, tmp_path, capsys):
     assert nothing_outside(text)
 
 
+def test_maps_of_codes_are_on_the_page(runs, tmp_path):
+    """Of the last layer, where `headcode codes --map` wrote them."""
+    main(["codes", str(runs / "softmax"), "--size", "48", "--map", "pca", "--map-size", "48"])
+    assert (runs / "softmax" / "codes-pca-layer1.npz").is_file()
+    out = tmp_path / "report.html"
+    main(["report", str(runs / "softmax"), "--out", str(out)])
+    text = out.read_text(encoding="utf-8")
+    assert "Map of the codes" in text and "coloured by rule" in text
+    assert text.count("<img ") == 3 and text.count("data:image/png") == 1  # scores, curves and the map
+    for path in (runs / "softmax").glob("codes*"):
+        path.unlink()
+
+
+def test_a_model_of_the_zoo_can_be_analysed_and_reported(tmp_path, monkeypatch):
+    """The package's own folder is not written to: the analysis lies in zoo/NAME of the reader's folder."""
+    monkeypatch.chdir(tmp_path)
+    main(["report", "zoo/sraven-2-hyla"])
+    hint = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "run headcode decode zoo/sraven-2-hyla --patch --ablate, then" in hint and "<h1>sraven-2-hyla</h1>" in hint
+    main(["decode", "zoo/sraven-2-hyla", "--ablate", "--size", "16"])
+    main(["report", "zoo/sraven-2-hyla"])
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Heads taken out" in text and text.count("<img ") == hint.count("<img ") + 1
+
+
+def test_the_page_is_light_on_paper_and_prints_what_is_folded():
+    page = Page("t", "l")
+    page.section("s", Preformatted("inside", "folded"))
+    text = page.html()
+    assert "@media screen and (prefers-color-scheme: dark)" in text
+    assert not re.search(r"@media \(prefers-color-scheme: dark\)", text)
+    assert "details::details-content" in text.split("@media print")[1]
+
+
 def nothing_outside(text):
     """No address of anything that a browser would fetch."""
     return not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"|@import|url\(', text)
