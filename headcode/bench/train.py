@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from headcode.nn import HyperAttention, Transformer, forward_flops
-from headcode.ops import block, cpu
-from headcode.ops.team import run_native_in_team
+from headcode.ops.program import BoundProgram
 from headcode.presets import RunConfig, override, preset
 from headcode.train.data import Prefetcher
 from headcode.train.distributed import Group
@@ -47,6 +46,7 @@ TITLES = (
     "machine GFLOP/s",
     "data wait",
 )
+ATTENTION_LAUNCHES = ("attention", "delta")
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 
 
@@ -176,23 +176,18 @@ class Ours:
 def time_in_kernels() -> Iterator[dict[str, float]]:
     """Inside the `with`, the seconds spent in the kernels of fused blocks and in those of attention add up."""
     seconds = {"block": 0.0, "attention": 0.0}
+    run = BoundProgram.run
 
-    def watched(name: str) -> Callable[..., None]:
-        def run(*arguments: Any) -> None:
-            start = time.perf_counter()
-            run_native_in_team(*arguments)
-            seconds[name] += time.perf_counter() - start
+    def watched(program: BoundProgram, name: str) -> None:
+        start = time.perf_counter()
+        run(program, name)
+        seconds["attention" if name in ATTENTION_LAUNCHES else "block"] += time.perf_counter() - start
 
-        return run
-
-    modules: dict[str, Any] = {"block": block, "attention": cpu}
-    for name, module in modules.items():
-        module.run_native_in_team = watched(name)
+    BoundProgram.run = watched  # type: ignore[assignment,method-assign]
     try:
         yield seconds
     finally:
-        for module in modules.values():
-            module.run_native_in_team = run_native_in_team
+        BoundProgram.run = run  # type: ignore[method-assign]
 
 
 class SeparateProjections(HyperAttention):

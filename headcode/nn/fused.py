@@ -51,16 +51,16 @@ def run_fused(block: TransformerBlock, x: Tensor, queries: slice | None, dropout
         gated=isinstance(block.feedforward, SwigluFeedForward),
         epsilons=(block.attention_norm.eps, block.feedforward_norm.eps),
         buckets=None if relative is None else _places(relative.num_buckets, last - first, x.shape[1], first),
-        attention={
-            "causal": attention.causal,
-            "scale": 1 / math.sqrt(attention.query_proj.out_features // attention.num_heads),
-            "norm": attention.norm,
-            "value_net": attention.value_net,
-            "pooling": attention.pooling,
-            "dropout": dropout,
-            "dropout_seed": seed,
-            "query_offset": first,
-        },
+        attention=(
+            ("causal", attention.causal),
+            ("scale", 1 / math.sqrt(attention.query_proj.out_features // attention.num_heads)),
+            ("norm", attention.norm),
+            ("value_net", attention.value_net),
+            ("pooling", attention.pooling),
+            ("dropout", dropout),
+            ("query_offset", first),
+        ),
+        dropout_seed=seed,
         differentiable=functools.partial(_run_op_by_op, block, queries, seed),
     )
     return fused_block(x, weights, call)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,17 +82,17 @@ def forward(
         out.zero_()
         saved.zero_()
         return
-    if _served_by_torch(q, k, v, mask, relative_bias, options):
+    if served_by_torch(q, k, v, mask, relative_bias is not None, options):
         result, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, options["causal"], scale=options["scale"]
         )
         out.copy_(result)
         saved.copy_(log_sums)
         return
-    call = _Call(q, k, v, mask, relative_bias, saved, options)
-    call.tensors[:4] = [_row(t) for t in (q, k, v, out)]
-    call.share_out(call.queries, 2, call.work)
-    call.launch("forward")
+    band = _padded(relative_bias, q, k)
+    call = AttentionCall(q, k, v, mask, band, saved, options, _stream(options))
+    call.share_out_forward()
+    _launch("forward", call, (q, k, v, out))
 
 
 def backward(
@@ -118,34 +119,40 @@ def backward(
             if gradient is not None:
                 gradient.zero_()
         return
-    if _served_by_torch(q, k, v, mask, relative_bias, options):
+    if served_by_torch(q, k, v, mask, relative_bias is not None, options):
         gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, out, saved, 0.0, options["causal"], scale=options["scale"]
         )
         for target, gradient in zip((grad_q, grad_k, grad_v), gradients, strict=True):
             target.copy_(gradient)
         return
-    call = _Call(q, k, v, mask, relative_bias, saved, options)
-    call.tensors[:] = [_row(t) for t in (q, k, v, out, grad, grad_q, grad_k, grad_v)]
+    band = _padded(relative_bias, q, k)
+    call = AttentionCall(q, k, v, mask, band, saved, options, _stream(options))
+    tensors = (q, k, v, out, grad, grad_q, grad_k, grad_v)
     if options["norm"] == "softmax":
         delta = (grad * out).sum(-1).contiguous()  # (B, H, Tq)
         call.fields["delta"] = delta.data_ptr()
-        if options["value_net"] != "linear":
-            call.share_out(call.queries, 2, call.work)
-            call.launch("delta")
-    num_tasks, num_splits = call.share_out(k.shape[2], call.block, 3 * call.work)
+        if call.needs_delta_kernel:
+            call.share_out_forward()
+            _launch("delta", call, tensors)
+    num_tasks, num_splits = call.share_out_backward()
     if num_splits > 1:
-        parts = q.new_empty(num_splits, q.shape[0], _round_up(q.shape[2], 2), q.shape[1], call.qk_padded)
+        parts = q.new_empty(call.partial_q_shape(num_splits))
         call.fields["partial_q"] = parts.data_ptr()
     if grad_relative_bias is not None:
         band_parts = q.new_empty(num_tasks, q.shape[1], call.band_length)
         call.fields["partial_band"] = band_parts.data_ptr()
-    call.launch("backward")
+    _launch("backward", call, tensors)
     if num_splits > 1:
-        total = _sum_parts(parts)[:, : q.shape[2], :, : q.shape[3]].transpose(1, 2)
-        torch.mul(total, options["scale"], out=grad_q)
+        finish_queries(parts, grad_q, options["scale"])
     if grad_relative_bias is not None:
         grad_relative_bias.copy_(_sum_parts(band_parts)[:, 1 : q.shape[2] + k.shape[2]])
+
+
+def finish_queries(parts: Tensor, grad_q: Tensor, scale: float) -> None:
+    """grad_q from what the parts of each batch entry have summed up of it."""
+    total = _sum_parts(parts)[:, : grad_q.shape[2], :, : grad_q.shape[3]].transpose(1, 2)
+    torch.mul(total, scale, out=grad_q)
 
 
 TORCH_FROM_WIDTH = 16
@@ -167,9 +174,7 @@ def prefers_torch(
     return qk_width == v_width and qk_width >= TORCH_FROM_WIDTH
 
 
-def _served_by_torch(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, band: Tensor | None, options: dict[str, Any]
-) -> bool:
+def served_by_torch(q: Any, k: Any, v: Any, mask: Tensor | None, has_band: bool, options: dict[str, Any]) -> bool:
     return prefers_torch(
         norm=options["norm"],
         value_net=options["value_net"],
@@ -177,51 +182,61 @@ def _served_by_torch(
         v_width=v.shape[3],
         causal=options["causal"],
         square=q.shape[2] == k.shape[2] and options["query_offset"] == 0,
-        plain=mask is None and band is None and options["dropout"] == 0,
+        plain=mask is None and not has_band and options["dropout"] == 0,
     )
 
 
-def _row(t: Tensor) -> tuple[int, ...]:
-    return (t.data_ptr(), *t.stride())
+def _stream(options: dict[str, Any]) -> int:
+    return dropout_hash.stream_number(options["dropout_seed"]) if options["dropout"] > 0 else 0
 
 
-class _Call:
-    """One call in the kernels' terms: a record of numbers and addresses, and a table of tensors."""
+def band_length(queries: int, keys: int) -> int:
+    """Of a band as the kernels read it: one number before it and a block after it, so that none reads past an end."""
+    return queries + keys + block_of(keys)
+
+
+def _padded(band: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    if band is None:
+        return None
+    queries, keys = q.shape[2], k.shape[2]
+    padded = q.new_zeros(q.shape[1], band_length(queries, keys))
+    padded[:, 1 : queries + keys] = band
+    return padded
+
+
+def block_of(keys: int) -> int:
+    """Keys that are worked on together."""
+    return min(_round_up(keys, LANES), BLOCK)
+
+
+@functools.cache
+def _no_band(dtype: torch.dtype) -> Tensor:
+    """Without a band, every score starts from this one row of zeros."""
+    return torch.zeros(BLOCK, dtype=dtype)
+
+
+class AttentionCall:
+    """One call in the kernels' terms. Its tensors may be sections of a program that is planned (`ops.program`)."""
 
     def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        band: Tensor | None,
-        saved: Tensor,
-        options: dict[str, Any],
+        self, q: Any, k: Any, v: Any, mask: Tensor | None, band: Any, saved: Any, options: dict[str, Any], stream: Any
     ) -> None:
-        batch, heads, self.queries, qk_width = q.shape
-        keys, v_width = k.shape[2], v.shape[3]
+        self.batch, self.heads, self.queries, qk_width = q.shape
+        self.keys, v_width = k.shape[2], v.shape[3]
         self.dtype = q.dtype
-        self.batch = batch
         # Rows of one vector each: as many as leave room for two queries' sums in 16 registers.
         self.num_rows = 2 if max(qk_width, v_width) <= 2 or q.dtype == torch.float64 else 4
         self.qk_padded, v_padded = (_round_up(width, self.num_rows) for width in (qk_width, v_width))
-        self.block = min(_round_up(keys, LANES), BLOCK)
-        self.work = batch * self.queries * keys * heads * (self.qk_padded + 2 * v_padded)
-        if band is None:
-            # Every score starts from this one row of zeros.
-            self.band_length = 0
-            self.band = q.new_zeros(self.block)
-        else:
-            self.band_length = self.queries + keys + self.block
-            self.band = q.new_zeros(heads, self.band_length)
-            self.band[:, 1 : self.queries + keys] = band
+        self.block = block_of(self.keys)
+        self.work = self.batch * self.queries * self.keys * self.heads * (self.qk_padded + 2 * v_padded)
+        self.band_length = 0 if band is None else band_length(self.queries, self.keys)
+        self.needs_delta_kernel = options["norm"] == "softmax" and options["value_net"] != "linear"
         dropout = options["dropout"]
-        self.tensors = np.zeros((8, 5), np.int64)
-        self.fields = {
-            "batch": batch,
-            "heads": heads,
+        self.fields: dict[str, Any] = {
+            "batch": self.batch,
+            "heads": self.heads,
             "queries": self.queries,
-            "keys": keys,
+            "keys": self.keys,
             "qk_width": qk_width,
             "v_width": v_width,
             "qk_padded": self.qk_padded,
@@ -229,14 +244,14 @@ class _Call:
             "block": self.block,
             "norm": NORM_CODES[options["norm"]],
             "net": NET_CODES[options["value_net"]],
-            "causal": options["causal"],
+            "causal": int(options["causal"]),
             "query_offset": options["query_offset"],
             "threshold": dropout_hash.threshold(dropout) if dropout > 0 else 0,
-            "stream": dropout_hash.stream_number(options["dropout_seed"]) if dropout > 0 else 0,
+            "stream": stream,
             "mask": 0 if mask is None else mask.data_ptr(),
             "mask_batch": 0 if mask is None or mask.shape[0] == 1 else mask.stride(0),
             "mask_key": 0 if mask is None or mask.shape[3] == 1 else mask.stride(3),
-            "band": self.band.data_ptr(),
+            "band": (_no_band(q.dtype) if band is None else band).data_ptr(),
             "band_step": 0 if band is None else 1,
             "band_length": self.band_length,
             "saved": saved.data_ptr(),
@@ -244,8 +259,17 @@ class _Call:
             "keep_scale": 1 / (1 - dropout),
             "epsilon": RMS_EPSILON,
         }
+        self._kept = band, saved, mask  # alive as long as the record that has their addresses
 
-    def share_out(self, length: int, unit: int, work: int) -> tuple[int, int]:
+    def share_out_forward(self) -> int:
+        """Tasks of the forward pass, and of the softmax's delta."""
+        return self._share_out(self.queries, 2, self.work)[0]
+
+    def share_out_backward(self) -> tuple[int, int]:
+        """Tasks of the backward pass, and the parts of a batch entry that each sum up a gradient of q."""
+        return self._share_out(self.keys, self.block, 3 * self.work)
+
+    def _share_out(self, length: int, unit: int, work: int) -> tuple[int, int]:
         """Cut the work into tasks of some batch entries and a stretch of `length`, a multiple of unit long.
 
         By the shapes alone: the number of threads must not change what is summed with what.
@@ -256,26 +280,42 @@ class _Call:
         num_splits = min(MOST_SPLITS, -(-num_wanted // num_groups)) if batch_step == 1 else 1
         length_step = _round_up(-(-length // num_splits), unit)
         num_splits = -(-length // length_step)
-        self.fields.update(
-            tasks=num_groups * num_splits, splits=num_splits, batch_step=batch_step, length_step=length_step
-        )
-        return num_groups * num_splits, num_splits
+        num_tasks = num_groups * num_splits
+        self.fields.update(tasks=num_tasks, splits=num_splits, batch_step=batch_step, length_step=length_step)
+        return num_tasks, num_splits
 
-    def launch(self, name: str) -> None:
-        variant = "_double" if self.dtype == torch.float64 else "_narrow" if self.num_rows == 2 else ""
-        record, kernel = _kernel(name, variant)
-        self.fields["tensors"] = self.tensors.ctypes.data
-        spec = np.array([tuple([self.fields.get(field, 0) for field in record.names or ()])], record)
-        run_native_in_team(kernel, spec.ctypes.data, min(torch.get_num_threads(), self.fields["tasks"]))
+    def partial_q_shape(self, num_splits: int) -> tuple[int, ...]:
+        return num_splits, self.batch, _round_up(self.queries, 2), self.heads, self.qk_padded
+
+    def kernel(self, name: str) -> int:
+        """The address of a kernel, in the variant for this call."""
+        return _kernel(name, "_double" if self.dtype == torch.float64 else "_narrow" if self.num_rows == 2 else "")
+
+    def record(self, table: Any) -> list[Any]:
+        """The words of a record, whose table of tensors is at that address."""
+        from headcode.ops._cpu_packing import SPEC
+
+        return [table if field == "tensors" else self.fields.get(field, 0) for field in SPEC.names or ()]
+
+
+def table_of(tensors: Sequence[Any]) -> list[Any]:
+    """The kernels' table of up to 8 tensors: of each the address and the strides of batch, head, length and dim."""
+    words = [word for t in tensors for word in (t.data_ptr(), *t.stride())]
+    return words + [0] * (40 - len(words))
+
+
+def _launch(name: str, call: AttentionCall, tensors: Sequence[Tensor]) -> None:
+    from headcode.ops._cpu_packing import SPEC
+
+    table = np.array(table_of(tensors))
+    record = np.array([tuple(call.record(table.ctypes.data))], SPEC)
+    run_native_in_team(call.kernel(name), record.ctypes.data, min(torch.get_num_threads(), call.fields["tasks"]))
 
 
 @functools.cache
-def _kernel(name: str, variant: str) -> tuple[np.dtype[Any], int]:
-    """The record that describes a call, and the address of a kernel."""
-    from headcode.ops._cpu_packing import SPEC
-
+def _kernel(name: str, variant: str) -> int:
     module = importlib.import_module(f"headcode.ops._cpu_{name}")
-    return SPEC, address_of(getattr(module, f"{name}{variant}_kernel"))
+    return address_of(getattr(module, f"{name}{variant}_kernel"))
 
 
 def _sum_parts(parts: Tensor) -> Tensor:

@@ -57,11 +57,21 @@ def run_native_in_team(function: int, argument: int, num_threads: int) -> None:
 
     The others need not hold the GIL for it, nor wait for whoever holds it.
     """
-    parallel = None if _forked or num_threads <= 1 else _openmp_parallel()
+    body = _native(function)
+    if num_threads <= 1:
+        body(argument)
+        return
+    parallel = None if _forked else _openmp_parallel()
     if parallel is None:
-        run_in_threads(functools.partial(_Body(function), argument), num_threads)
+        run_in_threads(functools.partial(body, argument), num_threads)
     else:
-        parallel(ctypes.cast(function, _Body), argument, num_threads, 0)
+        parallel(body, argument, num_threads, 0)
+
+
+@functools.lru_cache(maxsize=256)
+def _native(function: int) -> Any:
+    """Compiled code as ctypes calls it: to make this takes longer than the call."""
+    return _Body(function)
 
 
 @functools.cache

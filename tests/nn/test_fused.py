@@ -11,7 +11,7 @@ from headcode.nn import ModelConfig, RelativeBias, Transformer, edit_codes
 from headcode.nn import fused as fused_module
 from headcode.nn import transformer as transformer_module
 from headcode.nn.fused import run_fused
-from headcode.ops import METHODS, block
+from headcode.ops import METHODS, block_plan
 
 SERVED = ("softmax", "linear", "linear_rms", "hyla", "hyla_unnormed", "hyla_deep_linear", "softmax_hyla")
 
@@ -125,7 +125,7 @@ def test_bits_do_not_depend_on_runs_or_threads(queries, threads):
         results.append([out.detach(), *torch.autograd.grad(out.square().sum(), inputs)])
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
-    assert x.shape[0] * 13 > block.LEAST_TOKENS * 2  # several tasks, several chunks
+    assert x.shape[0] * 13 > block_plan.LEAST_TOKENS * 2  # several tasks, several chunks
 
 
 def test_nothing_is_left_unwritten(monkeypatch):
