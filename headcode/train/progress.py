@@ -1,13 +1,18 @@
 """What a run says while it trains: a bar on a terminal, a plain line per minute elsewhere, and optional trackers."""
 
+import contextlib
+import re
+import secrets
 import sys
 import time
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from headcode.presets import RunConfig
+from headcode.train.files import replace_file
 
 PLAIN_INTERVAL = 60.0
+WANDB_FILE = "wandb-id"
 
 
 class Reporter(Protocol):
@@ -174,11 +179,22 @@ class WandbReporter:
     def start(self, step: int, steps: int) -> None:
         self._run = self._wandb.init(
             project="headcode",
+            id=self._identity(step),
             name=self._folder.name,
             dir=str(self._folder),
             config=self._config.to_dict(),
             resume="allow" if step else None,
         )
+
+    def _identity(self, step: int) -> str:
+        """The name by which Weights & Biases knows the run: a resumed one goes on under it."""
+        path = self._folder / WANDB_FILE
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if step and re.fullmatch("[0-9a-f]{16}", kept := path.read_text(encoding="utf-8")):
+                return kept
+        identity = secrets.token_hex(8)
+        replace_file(path, identity.encode())
+        return identity
 
     def advance(self, step: int) -> None: ...
 

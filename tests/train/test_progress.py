@@ -102,3 +102,17 @@ def test_wandb_gets_every_number_and_is_left_its_own_mode(tmp_path, monkeypatch)
     first = next(r for r in result.metrics if r["kind"] == "train")
     assert calls[1] == ({f"train/{n}": first[n] for n in ("loss", "learning_rate", "gradient_norm")}, 7)
     assert calls[-1] == "finished"
+
+
+def test_a_resumed_run_is_the_same_run_to_wandb(tmp_path, monkeypatch):
+    settings = []
+    fake = types.SimpleNamespace(init=lambda **given: settings.append(given))
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for step in (0, 20, 0):
+        WandbReporter(tmp_path, small_config()).start(step, 30)
+    first, resumed, again = settings
+    assert resumed["id"] == first["id"] and resumed["resume"] == "allow"
+    assert again["id"] != first["id"] and again["resume"] is None
+    (tmp_path / "wandb-id").write_text("../elsewhere", encoding="utf-8")
+    WandbReporter(tmp_path, small_config()).start(20, 30)
+    assert len(settings[-1]["id"]) == 16 and "/" not in settings[-1]["id"]
