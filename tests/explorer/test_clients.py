@@ -1,4 +1,4 @@
-"""Eight clients at once, without an error. HEADCODE_EXPLORER_SECONDS=60 makes it the full minute."""
+"""Eight clients at once for a minute, without an error; HEADCODE_EXPLORER_SECONDS makes it another time."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from live import ask, requests_of, running, warm
 
-SECONDS = float(os.environ.get("HEADCODE_EXPLORER_SECONDS", "20"))
+SECONDS = float(os.environ.get("HEADCODE_EXPLORER_SECONDS", "60"))
 CLIENTS = 8
 MODELS = ("zoo/sraven-2-hyla", "zoo/logic-hyla", "zoo/logic-softmax")
 
