@@ -171,8 +171,9 @@ class Trainer:
         self._group = join_group(device)
         stack.callback(leave_group)
         self._part_size()
-        if self._group.is_main and self.out is not None:
-            self._folder = RunFolder.create(self.out, self.config)
+        if self.out is not None:
+            self._folder = self._open_folder(self.out)
+        if self._folder is not None:
             stack.callback(self._folder.close)
         self.learner.join(self._group)
         # A look at the loss costs nothing on a CPU. A GPU would have to wait for it: there the optimiser itself skips
@@ -190,6 +191,21 @@ class Trainer:
         for reporter in self._reporters:
             reporter.start(self.step, self.config.steps)
             stack.callback(reporter.close)
+
+    def _open_folder(self, out: Path) -> RunFolder | None:
+        """The main process opens the folder. If it cannot, it says why, and the others end without a word."""
+        folder = refusal = None
+        if self._group.is_main:
+            try:
+                folder = RunFolder.create(out, self.config)
+            except (ValueError, OSError) as error:
+                refusal = error
+        is_refused = self._group.from_main(refusal is not None)
+        if refusal is not None:
+            raise refusal
+        if is_refused:
+            raise SystemExit(2)
+        return folder
 
     def _record_start(self, folder: RunFolder) -> None:
         world_size = self._group.world_size

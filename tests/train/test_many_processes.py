@@ -180,3 +180,16 @@ def test_two_processes_read_the_text_of_one(tmp_path, monkeypatch):
     ]
     for first, second in zip(*records, strict=True):
         assert first["step"] == second["step"] and first["loss"] == pytest.approx(second["loss"], rel=1e-10)
+
+
+def test_a_refused_folder_is_told_by_one_process(alone):
+    done = subprocess.run(
+        torchrun(2, [*RUN.split(), "--steps", "51", "--out", str(alone)]),
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode != 0
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("headcode:")]
+    assert "steps" in said
