@@ -108,12 +108,13 @@ def tensors_of(batch, heads, queries, keys, qk_width, v_width, mask=None, band=T
 
 LENGTHS = st.sampled_from([1, 2, 3, 5, 7, 11, 13])
 WIDTHS = st.sampled_from([1, 2, 3, 5, 7, 16, 17, 19])
+HEADS = st.sampled_from([1, 2, 3, 5, 7, 17])
 
 
 @st.composite
-def problems(draw, lengths=LENGTHS, widths=WIDTHS):
+def problems(draw, lengths=LENGTHS, widths=WIDTHS, heads=HEADS):
     """Tiles, tensors and options of one call."""
-    batch, heads = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2, 3, 5, 7, 17]))
+    batch, heads = draw(st.sampled_from([1, 2])), draw(heads)
     queries, keys, qk_width, v_width = draw(lengths), draw(lengths), draw(widths), draw(widths)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     mask = None
@@ -154,6 +155,15 @@ def test_values_and_gradients_are_the_references(problem):
 @settings(SETTINGS, max_examples=120, derandomize=False)
 @given(problem=problems())
 def test_values_and_gradients_are_the_references_many_times(problem):
+    tiles, tensors, options = problem
+    use_tiles(*tiles)
+    check(tensors, options)
+
+
+@pytest.mark.slow
+@settings(SETTINGS, max_examples=12, derandomize=False)
+@given(problem=problems(st.sampled_from([1, 2, 3, 5]), st.integers(1, 128), st.integers(1, gpu.MOST_HEADS)))
+def test_the_whole_range_of_heads_and_widths(problem):
     tiles, tensors, options = problem
     use_tiles(*tiles)
     check(tensors, options)

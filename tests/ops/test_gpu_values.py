@@ -28,4 +28,4 @@ def test_the_kernels_under_the_interpreter():
 
 @pytest.mark.slow
 def test_the_kernels_under_the_interpreter_many_times():
-    run("slow", at_least=7)
+    run("slow", at_least=9)
