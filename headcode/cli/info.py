@@ -1,8 +1,9 @@
 """What a checkpoint is: parameters, shapes and FLOPs per token.
 
-CHECKPOINT is a model folder (config.json and model.safetensors) or an .npz file of the authors' parameters.
+CHECKPOINT is a run folder, one of its checkpoints, a model of the zoo, or an .npz file of the authors' parameters.
 
-Example: headcode info params.npz --method hyla --length 36
+Example: headcode info zoo/logic-hyla
+         headcode info params.npz --method hyla --length 36
 """
 
 import dataclasses
@@ -12,8 +13,9 @@ from typing import Annotated, Any
 
 import tyro
 
+import headcode
 from headcode.interop import load_reference
-from headcode.nn import Transformer, flops_per_token, load_model
+from headcode.nn import Transformer, flops_per_token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Command:
     """Arguments of `headcode info`."""
 
     checkpoint: tyro.conf.Positional[Path]
-    """A model folder, or an .npz file of the authors' parameters."""
+    """A run folder, a checkpoint, a model of the zoo, or an .npz file of the authors' parameters."""
     method: str = "hyla"
     """For .npz files, which do not tell: softmax, linear, hyla, …"""
     causal: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -38,11 +40,9 @@ class Command:
         print(json.dumps(facts, indent=2) if self.json else _table(facts))
 
     def _load(self) -> Transformer:
-        if not self.checkpoint.exists():
-            raise ValueError(f"{self.checkpoint} does not exist; give a model folder or an .npz file.")
-        if self.checkpoint.is_dir():
-            return load_model(self.checkpoint)
-        return load_reference(self.checkpoint, method=self.method, causal=self.causal)
+        if self.checkpoint.is_file():
+            return load_reference(self.checkpoint, method=self.method, causal=self.causal)
+        return headcode.load(self.checkpoint)
 
 
 def describe(model: Transformer, length: int | None = None) -> dict[str, Any]:
