@@ -260,10 +260,10 @@ def sraven_paper() -> RunConfig:
 def sraven_fast() -> RunConfig:
     """SRAVEN in one run on two CPU cores: a curriculum of aligned puzzles, Muon, a constant rate, learned positions.
 
-    The curriculum is counted in instances and ends after 40 % of the 48,000 steps: with other steps, set `aligned` too.
+    The curriculum is counted in instances and ends after 48 % of the 40,000 steps: with other steps, set `aligned` too.
     """
-    steps, batch_size = 48_000, 128
-    curriculum = ((0.0, 0.8), (0.4 * steps * batch_size, 0.0))
+    steps, batch_size = 40_000, 128
+    curriculum = ((0.0, 0.8), (0.48 * steps * batch_size, 0.0))
     return override(
         sraven(),
         aligned=curriculum,
