@@ -50,6 +50,11 @@ class Command:
         device = find_device(self.device)
         checkpoint = choose_checkpoint(find_run(self.run_folder), self.checkpoint)
         splits = evaluation_splits(config.task) if self.split is None else [self.split]
+        if not splits:
+            raise ValueError(
+                f"{self.run_folder} holds nothing out to evaluate on; train with --validation above 0, "
+                f"or name a split: --split {config.task.splits[0]}."
+            )
         model = load_from(checkpoint)
         found = evaluate_model(model, config, splits, size=size, batch_size=batch_size, device=device)
         facts: dict[str, Any] = {

@@ -54,6 +54,17 @@ def test_a_run_from_text_to_numbers(run, text, capsys):
     assert "vocab_size=290" in capsys.readouterr().out
 
 
+def test_nothing_held_out_is_nothing_to_evaluate_on(text, tmp_path, capsys):
+    out = tmp_path / "run"
+    main([*RUN, "--text", str(text), "--vocab-size", "290", "--validation", "0", "--out", str(out)])
+    with pytest.raises(SystemExit) as stopped:
+        main(["eval", str(out)])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith("or name a split: --split train.")
+    main(["eval", str(out), "--split", "train", "--json"])
+    assert json.loads(capsys.readouterr().out)["bits_per_byte"] > 0
+
+
 def test_generate_is_the_model_going_on(run, capsys):
     prompt = "The raven"
     main(["generate", str(run), "--prompt", prompt, "--temperature", "0", "--max-tokens", "12", "--json"])
