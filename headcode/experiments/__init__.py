@@ -17,6 +17,7 @@ _MODULES = {
     "sraven-scaling": ("sraven_scaling", "SRavenScaling"),
     "sraven-ablation": ("sraven_ablation", "SRavenAblation"),
     "sraven-codes": ("sraven_codes", "SRavenCodes"),
+    "sraven-recipe": ("sraven_recipe", "SRavenRecipe"),
     "cross-attention": ("cross_attention", "CrossAttention"),
     "language": ("language", "Language"),
 }
