@@ -258,21 +258,23 @@ def sraven_paper() -> RunConfig:
 
 
 def sraven_fast() -> RunConfig:
-    """SRAVEN in one run on two CPU cores: a curriculum of aligned puzzles, Muon, a constant rate, learned positions.
+    """SRAVEN in one run on two CPU cores: aligned puzzles first, Muon at a high rate, learned positions, a stable rate.
 
-    The curriculum is counted in instances and ends after 48 % of the 40,000 steps: with other steps, set `aligned` too.
+    Aligned puzzles are learned after some 3,000 steps; then they make room for the others. The curriculum counts
+    instances and the rate is held, so a run with fewer steps is the same until its own rate begins to fall.
     """
-    steps, batch_size = 40_000, 128
-    curriculum = ((0.0, 0.8), (0.48 * steps * batch_size, 0.0))
+    batch_size = 128
+    curriculum = ((0.0, 0.8), (3000.0 * batch_size, 0.8), (6000.0 * batch_size, 0.0))
     return override(
         sraven(),
         aligned=curriculum,
+        learning_rate=3e-3,
         optimizer="muon",
         schedule="stable",
         final_rate=0.0,
         attention_dropout=0.0,
         position="relative_learned",
-        steps=steps,
+        steps=80_000,
         batch_size=batch_size,
     )
 

@@ -35,12 +35,15 @@ def run_fused(block: TransformerBlock, x: Tensor, queries: slice | None, dropout
     """The block's output, or None if it must go op by op."""
     if not torch.is_grad_enabled() or not _is_served(block) or (weights := _weights(block)) is None:
         return None
+    attention = block.attention
     parameters = [parameter for pair in weights for parameter in pair]
-    if not _is_plain(x, parameters) or x.dim() != 3 or x.shape[2] != block.attention.dim or x.numel() == 0:
+    if not _is_plain(x, parameters) or x.dim() != 3 or x.shape[2] != attention.dim or x.numel() == 0:
+        return None
+    gated = type(block.feedforward) is SwigluFeedForward
+    if not _fit(tuple([parameter.shape for parameter in parameters]), attention.dim, attention.num_heads, gated):
         return None
     check_queries(queries, x.shape[1])
     first, last, _ = (slice(None) if queries is None else queries).indices(x.shape[1])
-    attention = block.attention
     dropout = attention.dropout if attention.training else 0.0
     seed = resolve_seed(dropout, dropout_seed)
     relative = attention.relative_bias
@@ -48,7 +51,7 @@ def run_fused(block: TransformerBlock, x: Tensor, queries: slice | None, dropout
         num_heads=attention.num_heads,
         first=first,
         last=last,
-        gated=isinstance(block.feedforward, SwigluFeedForward),
+        gated=gated,
         epsilons=(block.attention_norm.eps, block.feedforward_norm.eps),
         buckets=None if relative is None else _places(relative.num_buckets, last - first, x.shape[1], first),
         attention=(
@@ -95,7 +98,8 @@ def _run_op_by_op(
 def _places(num_buckets: int, num_queries: int, num_keys: int, first: int) -> Tensor:
     """`RelativeBias.places`, remembered."""
     last = first + num_queries - 1
-    return torch.tensor([relative_bucket(last - i, num_buckets) for i in range(num_queries + num_keys - 1)])
+    buckets = [relative_bucket(last - i, num_buckets) for i in range(num_queries + num_keys - 1)]
+    return torch.tensor(buckets, device="cpu")
 
 
 def _is_served(block: TransformerBlock) -> bool:
@@ -162,7 +166,7 @@ def _is_untouched(part: nn.Module | None, kind: type[nn.Module]) -> bool:
 
 
 def _is_plain(x: Tensor, parameters: list[Any]) -> bool:
-    """Whether these are ordinary float32 numbers, of widths that fit, and nothing traces or wraps the call."""
+    """Whether these are ordinary float32 numbers, as they are in memory, and nothing traces or wraps the call."""
     if torch.is_autocast_enabled("cpu") or torch._C._get_tracing_state() or forward_ad._current_level >= 0:
         return False
     if any(parameter is None for parameter in parameters) or not eager.is_plain(x, *parameters):
@@ -170,8 +174,27 @@ def _is_plain(x: Tensor, parameters: list[Any]) -> bool:
     if not (x.requires_grad or any(parameter.requires_grad for parameter in parameters)):
         return False
     for t in (x, *parameters):
-        if t.dtype is not torch.float32 or t.device.type != "cpu" or not t.is_contiguous():
+        if t.dtype is not torch.float32 or t.device.type != "cpu" or not t.is_contiguous() or t.is_neg():
             return False
-    # The last may be the table of the relative bias, whose sizes do not matter.
-    sizes = {size for parameter in parameters[:-1] for size in parameter.shape}
-    return all(size % COLUMNS == 0 for size in sizes) and max(sizes) <= LARGEST_WIDTH
+    return True
+
+
+@functools.lru_cache(maxsize=64)
+def _fit(shapes: tuple[tuple[int, ...], ...], dim: int, num_heads: int, gated: bool) -> bool:
+    """Whether the parameters have widths that the kernels know, and all the same ones.
+
+    Whoever put in others (`torch.func.functional_call`) is told so op by op; the kernels would read past their ends.
+    """
+    if not all(shapes):
+        return False
+    qk_width, v_width, inner_width = shapes[2][0], shapes[6][0], shapes[14][-1]
+    expected: list[tuple[int, ...]] = [(dim,), (dim,)]
+    for width in (qk_width, qk_width, v_width):
+        expected += [(width, dim), (width,)]
+    expected += [(dim, v_width), (dim,), (dim,), (dim,), (inner_width, dim)]
+    expected += [(inner_width, dim), (dim, inner_width)] if gated else [(inner_width,), (dim, inner_width), (dim,)]
+    # After these may come the table of the relative bias, whose sizes do not matter.
+    if list(shapes[: len(expected)]) != expected or qk_width % num_heads or v_width % num_heads:
+        return False
+    widths = (dim, qk_width, v_width, inner_width)
+    return all(width % COLUMNS == 0 for width in widths) and max(widths) <= LARGEST_WIDTH

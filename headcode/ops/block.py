@@ -81,7 +81,8 @@ class _Block(torch.autograd.Function):
         needs = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():
             return (None, *_differentiable_gradients(call, (x, *parameters), grad, needs))
-        gradients = _Run(call, x, tuple(parameters)).backward(grad.contiguous(), kept)
+        # Kernels read what is in memory: no strides, no sign that is yet to be applied.
+        gradients = _Run(call, x, tuple(parameters)).backward(grad.contiguous().resolve_neg(), kept)
         return (None, *(g if need else None for g, need in zip(gradients, needs, strict=True)))
 
 

@@ -317,7 +317,7 @@ class BlockPlan:
             "statistics": statistics,
             "norm_weight": _parameter((0, 10)[index]),
             "norm_bias": _parameter((1, 11)[index]),
-            "epsilon": self.sizes.epsilons[index],
+            "epsilon": float(self.sizes.epsilons[index]),  # a whole number would be written as one
         }
 
     def _widths(self) -> dict[str, int]:

@@ -209,10 +209,9 @@ def block_of(keys: int) -> int:
     return min(_round_up(keys, LANES), BLOCK)
 
 
-@functools.cache
-def _no_band(dtype: torch.dtype) -> Tensor:
-    """Without a band, every score starts from this one row of zeros."""
-    return torch.zeros(BLOCK, dtype=dtype)
+_NO_BAND = np.zeros(BLOCK)
+"""Without a band, every score starts from this one row of zeros, of whichever type. Plans keep its address for good, so
+it is made once; and not by torch, whose default device need not be the CPU."""
 
 
 class AttentionCall:
@@ -251,7 +250,7 @@ class AttentionCall:
             "mask": 0 if mask is None else mask.data_ptr(),
             "mask_batch": 0 if mask is None or mask.shape[0] == 1 else mask.stride(0),
             "mask_key": 0 if mask is None or mask.shape[3] == 1 else mask.stride(3),
-            "band": (_no_band(q.dtype) if band is None else band).data_ptr(),
+            "band": _NO_BAND.ctypes.data if band is None else band.data_ptr(),
             "band_step": 0 if band is None else 1,
             "band_length": self.band_length,
             "saved": saved.data_ptr(),

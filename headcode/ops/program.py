@@ -51,8 +51,8 @@ class Section(NamedTuple):
         return torch.float32
 
     def of(self, memory: Tensor) -> Tensor:
-        """This section of an area's memory."""
-        return memory.as_strided(self.shape, self.strides, self.start)
+        """This section of an area's memory, which may itself be part of another tensor's."""
+        return memory.as_strided(self.shape, self.strides, memory.storage_offset() + self.start)
 
     def split(self, lengths: tuple[int, ...]) -> list["Section"]:
         """Parts of these lengths, along the first axis."""

@@ -28,6 +28,7 @@ def test_sections_are_the_views_that_torch_makes():
     joined = area.take(3, 5, 14)  # (B, T, two heads of 2 + 2 + 3)
     tokens = joined.of(memory)
     assert torch.equal(tokens, memory[16 : 16 + 210].view(3, 5, 14))
+    assert torch.equal(joined.of(torch.cat([torch.zeros(7), memory])[7:]), tokens)  # memory within other memory
     keys = joined.by_head(2, 4, 4)
     assert torch.equal(keys.of(memory), tokens[:, :, 4:8].unflatten(2, (2, 2)).transpose(1, 2))
     matrix = contiguous(1, 20, (7, 3))
