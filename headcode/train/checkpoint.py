@@ -208,7 +208,8 @@ def load(path: str | Path) -> Transformer:
     if (folder / STATE_FILE).is_file():
         return load_from(read_checkpoint(folder))
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; give a run folder, a checkpoint or a model folder.")
+        words = "is not a folder" if folder.exists() else "does not exist"
+        raise ValueError(f"{folder} {words}; give a run folder, a checkpoint, a model folder or a model of the zoo.")
     return load_model(folder)
 
 

@@ -120,8 +120,10 @@ def test_loading_a_run_a_checkpoint_and_a_model_folder(run, tmp_path):
     save_model(newest, tmp_path / "model")
     third = headcode.load(tmp_path / "model")
     assert all(torch.equal(a, b) for a, b in zip(newest.parameters(), third.parameters(), strict=True))
-    with pytest.raises(ValueError, match="is not a folder"):
+    with pytest.raises(ValueError, match="does not exist"):
         headcode.load(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="is not a folder"):
+        headcode.load(run / "config.json")
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(ValueError, match="has no checkpoint yet"):
         headcode.load(run)

@@ -1,7 +1,6 @@
 """Runs on text: interrupted in the middle of an epoch, they go on with the very next window."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -59,7 +58,7 @@ class StopAt:
 
     def advance(self, step):
         if step == self.step:
-            os.kill(os.getpid(), self.signal_number)
+            signal.raise_signal(self.signal_number)
 
 
 def test_stopped_in_the_middle_of_an_epoch_and_resumed(config, tmp_path):
