@@ -89,6 +89,7 @@ def forward(
         out.copy_(result)
         saved.copy_(log_sums)
         return
+    q, k, v = (t.resolve_neg() for t in (q, k, v))  # kernels read the numbers that are there
     band = _padded(relative_bias, q, k)
     call = AttentionCall(q, k, v, mask, band, saved, options, _stream(options))
     call.share_out_forward()
@@ -126,6 +127,7 @@ def backward(
         for target, gradient in zip((grad_q, grad_k, grad_v), gradients, strict=True):
             target.copy_(gradient)
         return
+    grad, q, k, v = (t.resolve_neg() for t in (grad, q, k, v))
     band = _padded(relative_bias, q, k)
     call = AttentionCall(q, k, v, mask, band, saved, options, _stream(options))
     tensors = (q, k, v, out, grad, grad_q, grad_k, grad_v)

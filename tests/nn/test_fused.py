@@ -1,73 +1,18 @@
-"""The fused block is the block op by op, to rounding, and leaves it to that wherever somebody looks into it."""
+"""The fused block is the block op by op, to rounding."""
 
-import copy
 import threading
 
 import pytest
 import torch
-from torch import nn
+from fused_helpers import distance, exact, make, run
 
-from headcode import capture_codes
-from headcode.nn import ModelConfig, RelativeBias, Transformer, edit_codes
+from headcode.nn import RelativeBias
 from headcode.nn import fused as fused_module
 from headcode.nn import transformer as transformer_module
-from headcode.nn.fused import run_fused
 from headcode.ops import METHODS, block_plan
 from headcode.ops import block as block_module
 
 SERVED = ("softmax", "linear", "linear_rms", "hyla", "hyla_unnormed", "hyla_deep_linear", "softmax_hyla")
-
-
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def fused(monkeypatch):
-    """Whether each pass of a block so far was fused, in order."""
-    passes = []
-
-    def watched(*arguments):
-        out = run_fused(*arguments)
-        passes.append(out is not None)
-        return out
-
-    monkeypatch.setattr(transformer_module, "run_fused", watched)
-    return passes
-
-
-def make(**changes):
-    settings = {"input_dim": 5, "output_dim": 3, "max_length": 13, "dim": 48, "num_heads": 4, "qk_dim": 32, "v_dim": 16}
-    torch.manual_seed(0)
-    model = Transformer(ModelConfig(**(settings | {"mlp_dim": 80} | changes))).train()
-    with torch.no_grad():
-        for parameter in model.parameters():  # biases and norms that are not 0 and 1
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
-
-
-def run(model, x, queries=None, seed=7):
-    """The output, and gradients of everything, of a loss that reads the output unevenly."""
-    x = x.clone().requires_grad_()
-    out = model(x, queries=queries, dropout_seed=seed)
-    weights = torch.linspace(0, 2, out.numel(), dtype=torch.float64).cos().view(out.shape).to(out.dtype)
-    inputs = {"x": x, **dict(model.named_parameters())}
-    gradients = torch.autograd.grad((out * weights).sum(), list(inputs.values()))
-    return out.detach(), dict(zip(inputs, gradients, strict=True))
-
-
-def distance(given, expected):
-    return float((given.double() - expected).norm() / expected.norm())
-
-
-def exact(model):
-    """The same weights in float64, on the readable backend."""
-    other = Transformer(model.config.replace(backend="reference")).double()
-    other.load_state_dict(model.state_dict())
-    return other.train(model.training)
 
 
 @pytest.mark.parametrize("feedforward", ["gelu", "swiglu"])
@@ -387,117 +332,3 @@ def test_recomputation_of_activations():
     plain = torch.autograd.grad(layer(hidden).square().sum(), inputs)
     again = torch.autograd.grad(checkpoint(layer, hidden, use_reentrant=False).square().sum(), inputs)
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
-
-
-def hooked(model):
-    model.blocks[0].feedforward.hidden_proj.register_forward_hook(lambda *arguments: None)
-    model.blocks[1].attention.register_full_backward_hook(lambda *arguments: None)
-
-
-def patched(model):
-    for layer in model.blocks:
-        layer.feedforward_norm.forward = lambda x: x
-
-
-def replaced(model):
-    class OtherLinear(nn.Linear):
-        pass
-
-    for layer in model.blocks:
-        layer.attention.key_proj.__class__ = OtherLinear
-
-
-def parametrised(model):
-    for layer in model.blocks:
-        torch.nn.utils.parametrize.register_parametrization(layer.attention.query_proj, "weight", nn.Identity())
-
-
-def without_bias(model):
-    for layer in model.blocks:
-        layer.attention.output_proj.bias = None
-
-
-@pytest.mark.parametrize("change", [hooked, patched, replaced, parametrised, without_bias])
-def test_parts_that_are_watched_or_changed_are_used(change, fused):
-    model = make(method="linear")
-    change(model)
-    model(torch.randn(2, 7, 5)).sum().backward()
-    assert fused == [False, False]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"backend": "reference"},
-        {"backend": "chunked"},
-        {"position": "rotary"},
-        {"qk_norm": True},
-        {"pooling": "mean"},
-        {"value_net": "swiglu"},
-        {"norm": "softmax_head"},
-        {"mlp_dim": 72},
-        {"dim": 40},
-        {"method": "linear", "causal": True, "recurrent": True, "position": "none"},
-    ],
-)
-def test_what_the_kernels_do_not_know(changes, fused):
-    make(**changes)(torch.randn(2, 7, 5)).sum().backward()
-    assert fused == [False, False]
-
-
-def test_codes_captured_and_edited(fused):
-    model, x = make(method="hyla"), torch.randn(2, 7, 5)
-    with capture_codes(model, detach=False) as codes:
-        model(x)
-    assert codes[1].shape == (2, 4, 7, 7)
-    with edit_codes(model, lambda layer, codes: 0 * codes):
-        model(x)
-    assert fused == [False] * 4
-    model(x)
-    assert fused[4:] == [True, True]
-
-
-def test_other_numbers_and_modes(fused):
-    model, x = make(method="linear"), torch.randn(2, 7, 5)
-    with torch.no_grad():
-        model(x)
-    exact(model)(x.double())
-    with torch.autocast("cpu", torch.bfloat16):
-        model(x)
-    model.blocks[0](torch.randn(2, 48, 7, requires_grad=True).transpose(1, 2))
-    hidden, ask = torch.randn(2, 7, 48), transformer_module.run_fused
-    torch.func.grad(lambda h: h.sum() if ask(model.blocks[0], h, None, None) is None else h)(hidden)
-    with torch.autograd.forward_ad.dual_level():
-        ask(model.blocks[0], torch.autograd.forward_ad.make_dual(hidden, hidden), None, None)
-    assert len(fused) == 9 and not any(fused)
-    frozen = copy.deepcopy(model).requires_grad_(False)
-    fused.clear()
-    frozen(x)
-    model(x, key_padding_mask=torch.zeros(2, 7, dtype=torch.bool))
-    assert fused == [False, False]  # with a mask it is not even asked
-
-
-def test_global_hooks(fused):
-    handle = torch.nn.modules.module.register_module_forward_hook(lambda *arguments: None)
-    try:
-        make()(torch.randn(2, 7, 5))
-    finally:
-        handle.remove()
-    assert fused == [False, False]
-
-
-def test_bad_queries_are_refused_in_the_same_words():
-    layer = make().blocks[0]
-    with pytest.raises(ValueError, match="queries must name at least one of 7 positions"):
-        layer(torch.randn(2, 7, 48, requires_grad=True), queries=slice(5, 3))
-    with pytest.raises(ValueError, match="dropout_seed must be from 0"):
-        layer(torch.randn(2, 7, 48, requires_grad=True), dropout_seed=-1)
-    with pytest.raises(RuntimeError, match="expected input with shape"):
-        layer(torch.randn(2, 7, 47, requires_grad=True))
-
-
-def test_compiled_models_trace_the_parts():
-    model, x = make(method="linear", num_layers=1), torch.randn(2, 7, 5)
-    expected = model(x).detach()
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    assert distance(compiled(x).detach(), expected.double()) < 1e-5

@@ -55,3 +55,15 @@ def test_second_derivatives_are_refused_in_one_sentence():
     (gradient,) = torch.autograd.grad(hyper_attention(q, k, v, backend="cpu").sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative; use backend='reference'"):
         gradient.sum().backward()
+
+
+def test_numbers_with_torchs_negative_bit():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 5, 4, requires_grad=True) for _ in range(3))
+    grad = torch.randn(2, 3, 5, 4)
+    found = []
+    for backend in ("cpu", "reference"):
+        out = hyper_attention(torch._neg_view(q), torch._neg_view(k), torch._neg_view(v), backend=backend)
+        found.append([out, *torch.autograd.grad(out, (q, k, v), torch._neg_view(grad))])
+    for given, expected in zip(*found, strict=True):
+        torch.testing.assert_close(given, expected)
