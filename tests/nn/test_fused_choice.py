@@ -1,4 +1,4 @@
-"""A block goes op by op where somebody looks into it or changes it, and where the kernels do not know what it asks for."""
+"""A block goes op by op where somebody looks into it or changes it, and where the kernels cannot do what is asked."""
 
 import copy
 
