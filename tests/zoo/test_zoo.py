@@ -98,6 +98,15 @@ def test_adding_a_run(tmp_path):
     assert not list(folder.rglob("optimizer*"))
 
 
+def test_aligned_training_puzzles_have_no_ceiling(tmp_path):
+    small = {name: size for name, size in SIZES.items() if name != "num_points"}
+    Trainer(override(preset("sraven"), **small, **SHORT, num_features=2, aligned=0.5), tmp_path / "run").run()
+    folder = add_model(tmp_path / "run", "small", "A test.", zoo=tmp_path / "zoo", size=32)
+    card = json.loads((folder / "card.json").read_text())
+    assert set(card["scores"]) == {"train", "iid", "compositional"} and set(card["ceiling"]) == {"iid", "compositional"}
+    assert 0.9 < card["ceiling"]["compositional"] <= 1
+
+
 PATHS = re.compile(rb"/(?:home|root|tmp|var|usr|opt|work|mnt|Users)/|[A-Z]:\\\\")
 
 

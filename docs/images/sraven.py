@@ -1,0 +1,49 @@
+"""Makes the SRAVEN curves of docs/results.md: python docs/images/sraven.py
+
+The preset's run is the one in the zoo; evaluations of the recipe that came before it are in docs/results/sraven-fast.
+"""
+
+import json
+from pathlib import Path
+
+from headcode import zoo
+from headcode.report.style import PAGE_WIDTH, PALETTE, canvas, save
+
+DOCS = Path(__file__).parents[1]
+RUNS = {
+    "sraven-fast": (zoo.folder("sraven-4-hyla") / "metrics.jsonl", PALETTE[0]),
+    "rate 1e-3, aligned puzzles for 19,200 steps (stopped)": (
+        DOCS / "results" / "sraven-fast" / "first-recipe.jsonl",
+        PALETTE[1],
+    ),
+}
+BATCH_SIZE = 128
+METRICS = {"accuracy": "all four features right", "feature_accuracy": "one feature right"}
+
+
+def curve(path, split, metric):
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(r["step"] * BATCH_SIZE / 1e6, r[metric]) for r in records if r["kind"] == "eval" and r["split"] == split]
+
+
+def draw():
+    ceiling = zoo.card("sraven-4-hyla")["ceiling"]["compositional"]
+    with canvas(PAGE_WIDTH, 2.6, 1, 2, sharey=True) as (figure, axes):
+        for axis, (metric, words) in zip(axes, METRICS.items(), strict=True):
+            for name, (path, colour) in RUNS.items():
+                for split, style in (("compositional", "-"), ("iid", ":")):
+                    label = f"{name}, {'held out' if split == 'compositional' else 'seen'}"
+                    points = curve(path, split, metric)
+                    axis.plot(*zip(*points, strict=True), style, color=colour, lw=1.2, label=label)
+            axis.set(xlabel="million puzzles", title=words, ylim=(0, 1), xlim=(0, None))
+        axes[0].axhline(
+            ceiling, color="0.5", linestyle="--", linewidth=1, label="the best that any solver can do, held out"
+        )
+        axes[0].set_ylabel("share")
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=2)
+        save(figure, DOCS / "images" / "sraven")
+
+
+if __name__ == "__main__":
+    draw()
