@@ -89,9 +89,9 @@ def test_a_second_sigterm_does_not_keep_it_from_saving(tmp_path, config):
 def test_a_second_ctrl_c_ends_at_once(tmp_path, config):
     # A shell starts what it runs in the background with Ctrl-C ignored; this test may be there.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    reporters = [Interrupting(12, signal.SIGINT), Interrupting(13, signal.SIGINT)]
     try:
         with pytest.raises(KeyboardInterrupt) as stop:
-            reporters = [Interrupting(12, signal.SIGINT), Interrupting(13, signal.SIGINT)]
             train(config, tmp_path / "run", reporters=reporters)
     finally:
         signal.signal(signal.SIGINT, before)
