@@ -6,6 +6,7 @@ from headcode.jit import njit
 
 STEPS = np.array([0, 1, 2, -1, -2], dtype=np.int64)  # what rules 0 to 4 add from one cell to the next
 SUM, DIFFERENCE, DISTRIBUTE = 5, 6, 7
+NONE_ALONE, ALL_ALONE = -1, -2  # of a puzzle's columns, where a number from 0 on says which one has its own permutation
 
 
 @njit()
@@ -46,11 +47,11 @@ def fill_row(row, rule, draws, num_values):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def build(integers, multisets, shared, permute, num_values, puzzles, rules, permutations):  # type: ignore[no-untyped-def]
+def build(integers, multisets, alone, permute, num_values, puzzles, rules, permutations):  # type: ignore[no-untyped-def]
     """Puzzles from bounded integers, laid out as `SRaven._bounds` says.
 
-    integers (N, draws), multisets (composition, feature), shared (N,) whether the columns share one permutation ->
-    puzzles (N, row, column, position), rules (N, feature), permutations (N, column, position).
+    integers (N, draws), multisets (composition, feature), alone (N,) the column that does not share the others'
+    permutation, or NONE_ALONE or ALL_ALONE -> puzzles (N, row, column, position), rules (N, feature), permutations (N, column, position).
     """
     grid, num_features = permutations.shape[1], permutations.shape[2]
     cells = np.empty((grid, grid), dtype=np.int64)
@@ -65,7 +66,9 @@ def build(integers, multisets, shared, permute, num_values, puzzles, rules, perm
             for position in range(num_features):
                 permutations[n, column, position] = position
             if permute:
-                shuffle(permutations[n, column], draws[3] if shared[n] else draws[3 + column])
+                own = alone[n] == ALL_ALONE or alone[n] == column
+                common = 1 if alone[n] == 0 else 0  # the column whose draw the others share
+                shuffle(permutations[n, column], draws[3 + (column if own else common)])
         start = 3 + grid
         for feature in range(num_features):
             rule = rules[n, feature]

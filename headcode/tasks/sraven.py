@@ -68,6 +68,7 @@ class SRaven(Task):
     task_id: ClassVar[int] = 2
     version: ClassVar[int] = 1
     objective: ClassVar[str] = "classification"
+    newer_fields: ClassVar[tuple[str, ...]] = ("aligned_but_one",)
 
     num_features: int = 4
     """Features of a panel, 1 to 12."""
@@ -82,6 +83,9 @@ class SRaven(Task):
     aligned: float | tuple[tuple[float, ...], ...] = 0.0
     """Share of training puzzles whose columns share one permutation: a number, or a curriculum of knots
     (instance number, share) with straight lines between them and the end shares beyond. Only `train` is aligned."""
+    aligned_but_one: float | tuple[tuple[float, ...], ...] = 0.0
+    """Share of training puzzles in which all columns but one, drawn anew each time, share one permutation: the step
+    between aligned puzzles and free ones. A number or knots, as `aligned`."""
     rules: tuple[int, ...] | None = None
     """The rule ids in use; None means all eight."""
 
@@ -92,9 +96,13 @@ class SRaven(Task):
                 raise ValueError(f"{name} must lie in {least}..{most}, got {getattr(self, name)}.")
         check_rules(self.rules, self.num_values, self.grid)
         check_share("held_out", self.held_out)
-        for share in (knot[-1] for knot in self._aligned_knots()):
-            check_share("aligned", share)
-        if self.aligned != 0.0 and not self.permute:
+        for name in ("aligned", "aligned_but_one"):
+            for share in (knot[-1] for knot in self._knots(name)):
+                check_share(name, share)
+        knots = np.array([at for name in ("aligned", "aligned_but_one") for at, _ in self._knots(name)])
+        if (most := sum(self.aligned_shares(knots)).max()) > 1.0 + 1e-9:
+            raise ValueError(f"aligned and aligned_but_one are shares of one whole, and add up to {most:g}: use less.")
+        if self.helped and not self.permute:
             raise ValueError("aligned says how columns share a permutation, and permute=False has none: use aligned=0.")
         if (count := math.comb(self.num_features + len(self.rule_ids) - 1, self.num_features)) > MAX_COMPOSITIONS:
             raise ValueError(f"There are {count:,} rule multisets, more than {MAX_COMPOSITIONS:,}: use fewer features.")
@@ -146,20 +154,18 @@ class SRaven(Task):
     def queries(self) -> slice:
         return slice(-self.num_features, None)
 
-    def aligned_share(self, numbers: np.ndarray) -> np.ndarray:
-        """The share of aligned training puzzles at each instance number.
+    @property
+    def helped(self) -> bool:
+        """Whether some training puzzles have columns that share a permutation on purpose."""
+        return self.aligned != 0.0 or self.aligned_but_one != 0.0
 
-        >>> SRaven(aligned=[(0, 1.0), (1000, 0.0)]).aligned_share(np.array([0, 250, 5000])).tolist()
+    def aligned_shares(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The shares `aligned` and `aligned_but_one` of the training puzzles at each instance number.
+
+        >>> SRaven(aligned=[(0, 1.0), (1000, 0.0)]).aligned_shares(np.array([0, 250, 5000]))[0].tolist()
         [1.0, 0.75, 0.0]
         """
-        knots = self._aligned_knots()
-        share = np.full(len(numbers), knots[-1][1])
-        at = numbers.astype(np.float64)
-        # Single array operations: each is rounded alike everywhere, where one compiled formula may fuse them.
-        for (left, low), (right, high) in reversed(list(itertools.pairwise(knots))):
-            between = low + (high - low) * ((at - left) / (right - left))
-            share = np.where(at < right, between, share)
-        return np.where(at < knots[0][0], knots[0][1], share)
+        return self._share("aligned", numbers), self._share("aligned_but_one", numbers)
 
     def encode(self, puzzles: np.ndarray | Tensor) -> Tensor:
         """One-hot tokens of puzzles (N, row, column, position), the last panel zero: what a model takes as x."""
@@ -186,20 +192,23 @@ class SRaven(Task):
         ids, multisets, bounds = self._recipes[self._checked_split(split)]
         numbers = check_instances(numbers)
         integers = self._stream(split).integers(numbers, bounds)
-        aligned = np.full(len(numbers), not self.permute)
-        if self.permute and split == "train" and self.aligned != 0.0:
-            aligned = integers[:, 2] < self.aligned_share(numbers) * ALIGNED_STEPS
+        alone = np.full(len(numbers), kernels.ALL_ALONE if self.permute else kernels.NONE_ALONE)
+        if self.helped and split == "train":
+            draw = integers[:, 2]
+            aligned, but_one = self.aligned_shares(numbers)
+            alone = np.where(draw < (aligned + but_one) * ALIGNED_STEPS, draw % self.grid, alone)
+            alone = np.where(draw < aligned * ALIGNED_STEPS, kernels.NONE_ALONE, alone)
         size = (len(numbers), self.grid, self.num_features)
         puzzles = np.empty((size[0], self.grid, *size[1:]), dtype=np.int8)
         rules = np.empty((size[0], self.num_features), dtype=np.int64)
         permutations = np.empty(size, dtype=np.int64)
-        kernels.build(integers, multisets, aligned, self.permute, self.num_values, puzzles, rules, permutations)
+        kernels.build(integers, multisets, alone, self.permute, self.num_values, puzzles, rules, permutations)
         return {
             "puzzles": puzzles,
             "rules": rules,
             "permutations": permutations,
             "composition": ids[integers[:, 0]],
-            "aligned": aligned,
+            "aligned": alone == kernels.NONE_ALONE,
         }
 
     def _make(self, split: str, numbers: np.ndarray) -> Batch:
@@ -231,14 +240,24 @@ class SRaven(Task):
         feature = [self.num_values] * (self.grid * (self.grid - 1)) + picks + [math.factorial(self.grid)] * self.grid
         return [num_compositions, orders, ALIGNED_STEPS] + [orders] * self.grid + feature * self.num_features
 
-    def _aligned_knots(self) -> tuple[tuple[float, ...], ...]:
-        if isinstance(self.aligned, float):
-            return ((0.0, self.aligned),)
-        knots = self.aligned
+    def _share(self, name: str, numbers: np.ndarray) -> np.ndarray:
+        knots = self._knots(name)
+        share = np.full(len(numbers), knots[-1][1])
+        at = numbers.astype(np.float64)
+        # Single array operations: each is rounded alike everywhere, where one compiled formula may fuse them.
+        for (left, low), (right, high) in reversed(list(itertools.pairwise(knots))):
+            between = low + (high - low) * ((at - left) / (right - left))
+            share = np.where(at < right, between, share)
+        return np.where(at < knots[0][0], knots[0][1], share)
+
+    def _knots(self, name: str) -> tuple[tuple[float, ...], ...]:
+        knots = getattr(self, name)
+        if isinstance(knots, float):
+            return ((0.0, knots),)
         if not knots or any(len(knot) != 2 for knot in knots):
-            raise ValueError(f"aligned is a share or a list of (instance, share) knots, got {knots}.")
+            raise ValueError(f"{name} is a share or a list of (instance, share) knots, got {knots}.")
         if any(right[0] <= left[0] for left, right in itertools.pairwise(knots)):
-            raise ValueError(f"The knots of aligned must have rising instance numbers, got {[k[0] for k in knots]}.")
+            raise ValueError(f"The knots of {name} must have rising instance numbers, got {[k[0] for k in knots]}.")
         return knots
 
     def score(self, prediction: Tensor, batch: Batch) -> dict[str, float]:

@@ -218,19 +218,14 @@ def test_aligned_share_is_met_in_train_only_and_leaves_the_rest_alone():
 
 def test_a_curriculum_of_aligned_puzzles():
     task = SRaven(aligned=[[0, 1.0], [10_000, 0.5], [20_000, 0.0]])
-    assert task.aligned_share(np.array([0, 5000, 10_000, 12_500, 20_000, 10**9])).tolist() == [
-        1,
-        0.75,
-        0.5,
-        0.375,
-        0,
-        0,
-    ]
+    shares, but_one = task.aligned_shares(np.array([0, 5000, 10_000, 12_500, 20_000, 10**9]))
+    assert shares.tolist() == [1, 0.75, 0.5, 0.375, 0, 0]
+    assert not but_one.any()
     aligned = task.raw("train", np.arange(30_000))["aligned"]
     means = aligned.reshape(6, 5000).mean(axis=1)
     np.testing.assert_allclose(means, [0.875, 0.625, 0.375, 0.125, 0, 0], atol=0.03)
     late = SRaven(aligned=[(100, 0.25), (200, 0.75)])
-    assert late.aligned_share(np.array([0, 100, 150, 300])).tolist() == [0.25, 0.25, 0.5, 0.75]
+    assert late.aligned_shares(np.array([0, 100, 150, 300]))[0].tolist() == [0.25, 0.25, 0.5, 0.75]
     again = SRaven.from_dict(json.loads(json.dumps(task.to_dict())))
     assert again == task
     assert hash(again) == hash(task)
@@ -238,6 +233,30 @@ def test_a_curriculum_of_aligned_puzzles():
         again.raw("train", np.arange(12_000, 12_100))["puzzles"]
         == task.raw("train", np.arange(12_000, 12_100))["puzzles"]
     ).all()
+
+
+def test_puzzles_aligned_but_for_one_column():
+    plain, task = SRaven(seed=6), SRaven(seed=6, aligned=0.2, aligned_but_one=0.5)
+    for split in ("train", "iid"):
+        a, b = (t.raw(split, np.arange(20_000)) for t in (plain, task))
+        columns = b["permutations"]
+        agree = np.stack([(columns[:, i] == columns[:, j]).all(axis=1) for i, j in ((1, 2), (0, 2), (0, 1))], axis=1)
+        free = 1 / 24  # two random permutations of four
+        loners = agree.sum(axis=1) == 1
+        if split == "train":
+            assert abs(b["aligned"].mean() - 0.2) < 0.01
+            assert abs(loners.mean() - (0.5 * (1 - free) + 0.3 * 3 * free)) < 0.02
+            np.testing.assert_allclose(agree[loners].mean(axis=0), 1 / 3, atol=0.02)  # every column is the one
+            for column in range(3):  # and shows each of the 24 permutations, as do the others
+                lone = columns[loners & agree[:, column]]
+                assert len(np.unique(lone[:, column], axis=0)) == 24
+                assert len(np.unique(lone[:, column - 1], axis=0)) == 24
+            same = (a["permutations"] == columns).all(axis=(1, 2))
+            assert (a["puzzles"][same] == b["puzzles"][same]).all()
+            assert (a["rules"] == b["rules"]).all()
+        else:
+            assert (a["puzzles"] == b["puzzles"]).all()
+    assert SRaven.from_dict(json.loads(json.dumps(task.to_dict()))) == task
 
 
 @given(st.integers(0, 50), st.integers(1, 9), st.sampled_from(["train", "iid", "compositional"]))
@@ -294,6 +313,9 @@ def test_a_task_is_its_configuration():
         ({"aligned": ((5, 0.5), (5, 0.1))}, "rising instance numbers"),
         ({"aligned": ((5, 0.5, 1),)}, "knots"),
         ({"aligned": ()}, "knots"),
+        ({"aligned_but_one": ()}, "knots of aligned_but_one|aligned_but_one is a share"),
+        ({"aligned_but_one": 0.5, "permute": False}, "permute=False"),
+        ({"aligned": ((0, 0.9), (9, 0.1)), "aligned_but_one": ((0, 0.1), (5, 0.9))}, "add up to"),
         ({"held_out": 1.0}, "leaves no composition to train on"),
         ({"num_features": 1}, "every rule occurs both in training and held out"),
         ({"held_out": 0.997}, "no split was found in which every rule occurs both"),
