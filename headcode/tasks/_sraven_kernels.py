@@ -51,7 +51,8 @@ def build(integers, multisets, alone, permute, num_values, puzzles, rules, permu
     """Puzzles from bounded integers, laid out as `SRaven._bounds` says.
 
     integers (N, draws), multisets (composition, feature), alone (N,) the column that does not share the others'
-    permutation, or NONE_ALONE or ALL_ALONE -> puzzles (N, row, column, position), rules (N, feature), permutations (N, column, position).
+    permutation, or NONE_ALONE or ALL_ALONE ->
+    puzzles (N, row, column, position), rules (N, feature), permutations (N, column, position).
     """
     grid, num_features = permutations.shape[1], permutations.shape[2]
     cells = np.empty((grid, grid), dtype=np.int64)
