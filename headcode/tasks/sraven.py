@@ -68,7 +68,7 @@ class SRaven(Task):
     task_id: ClassVar[int] = 2
     version: ClassVar[int] = 1
     objective: ClassVar[str] = "classification"
-    newer_fields: ClassVar[tuple[str, ...]] = ("aligned_but_one",)
+    newer_fields: ClassVar[tuple[str, ...]] = ("partly_aligned",)
 
     num_features: int = 4
     """Features of a panel, 1 to 12."""
@@ -83,9 +83,9 @@ class SRaven(Task):
     aligned: float | tuple[tuple[float, ...], ...] = 0.0
     """Share of training puzzles whose columns share one permutation: a number, or a curriculum of knots
     (instance number, share) with straight lines between them and the end shares beyond. Only `train` is aligned."""
-    aligned_but_one: float | tuple[tuple[float, ...], ...] = 0.0
-    """Share of training puzzles in which all columns but one, drawn anew each time, share one permutation: the step
-    between aligned puzzles and free ones. A number or knots, as `aligned`."""
+    partly_aligned: float | tuple[tuple[float, ...], ...] = 0.0
+    """Share of training puzzles in which only some features, 2 to num_features - 1 of them, change places from column
+    to column: the step between aligned puzzles and free ones. A number or knots, as `aligned`."""
     rules: tuple[int, ...] | None = None
     """The rule ids in use; None means all eight."""
 
@@ -96,12 +96,12 @@ class SRaven(Task):
                 raise ValueError(f"{name} must lie in {least}..{most}, got {getattr(self, name)}.")
         check_rules(self.rules, self.num_values, self.grid)
         check_share("held_out", self.held_out)
-        for name in ("aligned", "aligned_but_one"):
+        for name in ("aligned", "partly_aligned"):
             for share in (knot[-1] for knot in self._knots(name)):
                 check_share(name, share)
-        knots = np.array([at for name in ("aligned", "aligned_but_one") for at, _ in self._knots(name)])
+        knots = np.array([at for name in ("aligned", "partly_aligned") for at, _ in self._knots(name)])
         if (most := sum(self.aligned_shares(knots)).max()) > 1.0 + 1e-9:
-            raise ValueError(f"aligned and aligned_but_one are shares of one whole, and add up to {most:g}: use less.")
+            raise ValueError(f"aligned and partly_aligned are shares of one whole, and add up to {most:g}: use less.")
         if self.helped and not self.permute:
             raise ValueError("aligned says how columns share a permutation, and permute=False has none: use aligned=0.")
         if (count := math.comb(self.num_features + len(self.rule_ids) - 1, self.num_features)) > MAX_COMPOSITIONS:
@@ -157,15 +157,15 @@ class SRaven(Task):
     @property
     def helped(self) -> bool:
         """Whether some training puzzles have columns that share a permutation on purpose."""
-        return self.aligned != 0.0 or self.aligned_but_one != 0.0
+        return self.aligned != 0.0 or self.partly_aligned != 0.0
 
     def aligned_shares(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The shares `aligned` and `aligned_but_one` of the training puzzles at each instance number.
+        """The shares `aligned` and `partly_aligned` of the training puzzles at each instance number.
 
         >>> SRaven(aligned=[(0, 1.0), (1000, 0.0)]).aligned_shares(np.array([0, 250, 5000]))[0].tolist()
         [1.0, 0.75, 0.0]
         """
-        return self._share("aligned", numbers), self._share("aligned_but_one", numbers)
+        return self._share("aligned", numbers), self._share("partly_aligned", numbers)
 
     def encode(self, puzzles: np.ndarray | Tensor) -> Tensor:
         """One-hot tokens of puzzles (N, row, column, position), the last panel zero: what a model takes as x."""
@@ -192,23 +192,24 @@ class SRaven(Task):
         ids, multisets, bounds = self._recipes[self._checked_split(split)]
         numbers = check_instances(numbers)
         integers = self._stream(split).integers(numbers, bounds)
-        alone = np.full(len(numbers), kernels.ALL_ALONE if self.permute else kernels.NONE_ALONE)
+        mixed = np.full(len(numbers), self.num_features if self.permute else 1)
         if self.helped and split == "train":
             draw = integers[:, 2]
-            aligned, but_one = self.aligned_shares(numbers)
-            alone = np.where(draw < (aligned + but_one) * ALIGNED_STEPS, draw % self.grid, alone)
-            alone = np.where(draw < aligned * ALIGNED_STEPS, kernels.NONE_ALONE, alone)
+            aligned, partly = self.aligned_shares(numbers)
+            some = np.minimum(2 + draw % max(self.num_features - 2, 1), self.num_features)
+            mixed = np.where(draw < (aligned + partly) * ALIGNED_STEPS, some, mixed)
+            mixed = np.where(draw < aligned * ALIGNED_STEPS, 1, mixed)
         size = (len(numbers), self.grid, self.num_features)
         puzzles = np.empty((size[0], self.grid, *size[1:]), dtype=np.int8)
         rules = np.empty((size[0], self.num_features), dtype=np.int64)
         permutations = np.empty(size, dtype=np.int64)
-        kernels.build(integers, multisets, alone, self.permute, self.num_values, puzzles, rules, permutations)
+        kernels.build(integers, multisets, mixed, self.permute, self.num_values, puzzles, rules, permutations)
         return {
             "puzzles": puzzles,
             "rules": rules,
             "permutations": permutations,
             "composition": ids[integers[:, 0]],
-            "aligned": alone == kernels.NONE_ALONE,
+            "aligned": mixed == 1,
         }
 
     def _make(self, split: str, numbers: np.ndarray) -> Batch:

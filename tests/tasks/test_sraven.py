@@ -235,28 +235,30 @@ def test_a_curriculum_of_aligned_puzzles():
     ).all()
 
 
-def test_puzzles_aligned_but_for_one_column():
-    plain, task = SRaven(seed=6), SRaven(seed=6, aligned=0.2, aligned_but_one=0.5)
-    for split in ("train", "iid"):
-        a, b = (t.raw(split, np.arange(20_000)) for t in (plain, task))
-        columns = b["permutations"]
-        agree = np.stack([(columns[:, i] == columns[:, j]).all(axis=1) for i, j in ((1, 2), (0, 2), (0, 1))], axis=1)
-        free = 1 / 24  # two random permutations of four
-        loners = agree.sum(axis=1) == 1
-        if split == "train":
-            assert abs(b["aligned"].mean() - 0.2) < 0.01
-            assert abs(loners.mean() - (0.5 * (1 - free) + 0.3 * 3 * free)) < 0.02
-            np.testing.assert_allclose(agree[loners].mean(axis=0), 1 / 3, atol=0.02)  # every column is the one
-            for column in range(3):  # and shows each of the 24 permutations, as do the others
-                lone = columns[loners & agree[:, column]]
-                assert len(np.unique(lone[:, column], axis=0)) == 24
-                assert len(np.unique(lone[:, column - 1], axis=0)) == 24
-            same = (a["permutations"] == columns).all(axis=(1, 2))
-            assert (a["puzzles"][same] == b["puzzles"][same]).all()
-            assert (a["rules"] == b["rules"]).all()
-        else:
-            assert (a["puzzles"] == b["puzzles"]).all()
+def test_partly_aligned_puzzles_move_some_of_the_features():
+    plain, task = SRaven(seed=6), SRaven(seed=6, aligned=0.2, partly_aligned=0.5)
+    a, b = (t.raw("train", np.arange(40_000)) for t in (plain, task))
+    assert abs(b["aligned"].mean() - 0.2) < 0.01
+    assert (a["rules"] == b["rules"]).all()
+    untouched = (a["permutations"] == b["permutations"]).all(axis=(1, 2))
+    assert 0.3 <= untouched.mean() < 0.35
+    assert (a["puzzles"][untouched] == b["puzzles"][untouched]).all()
+
+    place = np.argsort(b["permutations"], axis=2)  # (N, column, feature) where a column shows a feature
+    moves = (place != place[:, :1]).any(axis=1)
+    # Two features stay in both columns with chance 1/4, three with 1/36; free puzzles are aligned in 1 of 576.
+    assert abs((~moves).all(axis=1).mean() - (0.2 + 0.25 / 4 + 0.25 / 36 + 0.3 / 576)) < 0.01
+    changed = ~untouched & ~b["aligned"]
+    assert not moves[changed, 3].any()
+    assert abs(moves[changed, 2].mean() - 0.5 * (1 - 1 / 9)) < 0.02  # three movers: a place is kept twice in 1 of 9
+    for column in range(3):  # every place and every permutation
+        assert len(np.unique(b["permutations"][changed, column], axis=0)) == 24
+    assert (np.sort(b["permutations"], axis=2) == np.arange(4)).all()
+
+    assert (plain.raw("iid", np.arange(500))["puzzles"] == task.raw("iid", np.arange(500))["puzzles"]).all()
     assert SRaven.from_dict(json.loads(json.dumps(task.to_dict()))) == task
+    two, free = SRaven(num_features=2, partly_aligned=1.0), SRaven(num_features=2)
+    assert (two.raw("train", np.arange(99))["puzzles"] == free.raw("train", np.arange(99))["puzzles"]).all()
 
 
 @given(st.integers(0, 50), st.integers(1, 9), st.sampled_from(["train", "iid", "compositional"]))
@@ -313,9 +315,9 @@ def test_a_task_is_its_configuration():
         ({"aligned": ((5, 0.5), (5, 0.1))}, "rising instance numbers"),
         ({"aligned": ((5, 0.5, 1),)}, "knots"),
         ({"aligned": ()}, "knots"),
-        ({"aligned_but_one": ()}, "knots of aligned_but_one|aligned_but_one is a share"),
-        ({"aligned_but_one": 0.5, "permute": False}, "permute=False"),
-        ({"aligned": ((0, 0.9), (9, 0.1)), "aligned_but_one": ((0, 0.1), (5, 0.9))}, "add up to"),
+        ({"partly_aligned": ()}, "partly_aligned is a share"),
+        ({"partly_aligned": 0.5, "permute": False}, "permute=False"),
+        ({"aligned": ((0, 0.9), (9, 0.1)), "partly_aligned": ((0, 0.1), (5, 0.9))}, "add up to"),
         ({"held_out": 1.0}, "leaves no composition to train on"),
         ({"num_features": 1}, "every rule occurs both in training and held out"),
         ({"held_out": 0.997}, "no split was found in which every rule occurs both"),
