@@ -13,10 +13,10 @@ SPLITS = {"iid": PALETTE[5], "compositional": PALETTE[0]}
 RECIPE = "the recipe"
 CHANGES: dict[str, dict[str, Any]] = {
     RECIPE: {},
-    "no aligned puzzles": {"aligned": 0.0},
+    "no aligned puzzles": {"aligned": 0.0, "partly_aligned": 0.0},
     "AdamW, not Muon": {"optimizer": "adamw"},
-    "relative positions alone": {"position": "relative"},
-    "learned positions alone": {"position": "learned"},
+    "learned positions": {"position": "learned"},
+    "learned and relative positions": {"position": "relative_learned"},
     "cosine from the start": {"schedule": "cosine"},
     "attention dropout 0.1": {"attention_dropout": 0.1},
 }

@@ -54,6 +54,8 @@ class ModelConfig(Config):
     """gelu (with biases) or swiglu (without)."""
     position: str = "relative"
     """relative (T5 band), rotary, sinusoidal, learned, relative_learned (both of these) or none."""
+    position_period: int | None = None
+    """Learned positions repeat after so many tokens, such as a row of a grid; None: each token has its own."""
     causal: bool = False
     qk_norm: bool = False
     share_layers: bool = False
@@ -77,13 +79,18 @@ class ModelConfig(Config):
         if self.input_dim is not None and self.output_dim is None:
             raise ValueError("ModelConfig needs output_dim when the inputs are continuous.")
         names = ("dim", "num_layers", "num_heads", "qk_dim", "v_dim", "mlp_dim", "max_length")
-        optional = ("input_dim", "vocab_size", "output_dim")
+        optional = ("input_dim", "vocab_size", "output_dim", "position_period")
         given = [name for name in optional if getattr(self, name) is not None]
         check_sizes({name: getattr(self, name) for name in (*names, *given)})
         norm, value_net = resolve_method(self.method, self.norm, self.value_net)
         check_choice("pooling", self.pooling, POOLINGS)
         check_choice("feedforward", self.feedforward, FEEDFORWARDS)
         check_choice("position", self.position, POSITIONS)
+        if self.position_period is not None and not self.learns_positions:
+            raise ValueError(
+                f"position_period={self.position_period} is for learned positions, and position is {self.position!r}: "
+                f"use learned or relative_learned, or position_period=None."
+            )
         check_rotary(self.position, self.qk_dim, self.num_heads)
         check_cross(self.cross_layers, self.num_layers, self.causal)
         check_dropout("attention_dropout", self.attention_dropout)
@@ -94,6 +101,11 @@ class ModelConfig(Config):
             )
         ):
             raise ValueError(f"recurrent=True is not possible: {reason}.")
+
+    @property
+    def learns_positions(self) -> bool:
+        """Whether a learned vector for its position is added to each token."""
+        return self.position in ("learned", "relative_learned")
 
     @property
     def attention_position(self) -> str:

@@ -111,8 +111,8 @@ class Transformer(nn.Module):
             self.embedding = nn.Linear(config.input_dim, config.dim)
         else:
             self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        learned = config.position in ("learned", "relative_learned")
-        self.positions = nn.Parameter(torch.empty(config.max_length, config.dim)) if learned else None
+        places = min(config.position_period or config.max_length, config.max_length)
+        self.positions = nn.Parameter(torch.empty(places, config.dim)) if config.learns_positions else None
         distinct = 1 if config.share_layers else config.num_layers
         self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(distinct))
         self.final_norm = nn.LayerNorm(config.dim, eps=NORM_EPSILON)
@@ -234,7 +234,9 @@ class Transformer(nn.Module):
                     f"Learned positions reach {self.config.max_length} tokens, got {first_position + length}; "
                     f"shorten the input or make the model with a larger max_length."
                 )
-            hidden = hidden + self.positions[first_position : first_position + length]
+            end = first_position + length
+            places = self.positions.repeat(-(-end // len(self.positions)), 1)
+            hidden = hidden + places[first_position:end]
         return hidden
 
     def _check_input(self, x: Tensor) -> None:
