@@ -44,8 +44,6 @@ class TaskOptions:
     """SRAVEN: the rule ids in use."""
     aligned: OptionalShare = None
     """SRAVEN: share of training puzzles whose columns share one permutation."""
-    partly_aligned: OptionalShare = None
-    """SRAVEN: share of training puzzles in which only some features change places."""
     num_variables: OptionalInt = None
     """Fuzzy logic: variables of the function."""
     num_terms: OptionalInt = None

@@ -13,7 +13,7 @@ SPLITS = {"iid": PALETTE[5], "compositional": PALETTE[0]}
 RECIPE = "the recipe"
 CHANGES: dict[str, dict[str, Any]] = {
     RECIPE: {},
-    "no aligned puzzles": {"aligned": 0.0, "partly_aligned": 0.0},
+    "no aligned puzzles": {"aligned": 0.0},
     "AdamW, not Muon": {"optimizer": "adamw"},
     "learned positions": {"position": "learned"},
     "learned and relative positions": {"position": "relative_learned"},

@@ -46,18 +46,16 @@ def fill_row(row, rule, draws, num_values):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def build(integers, multisets, mixed, permute, num_values, puzzles, rules, permutations):  # type: ignore[no-untyped-def]
+def build(integers, multisets, shared, permute, num_values, puzzles, rules, permutations):  # type: ignore[no-untyped-def]
     """Puzzles from bounded integers, laid out as `SRaven._bounds` says.
 
-    integers (N, draws), multisets (composition, feature), mixed (N,) how many features change places from column to
-    column, 1 for none of them ->
+    integers (N, draws), multisets (composition, feature), shared (N,) whether the columns share one permutation ->
     puzzles (N, row, column, position), rules (N, feature), permutations (N, column, position).
     """
     grid, num_features = permutations.shape[1], permutations.shape[2]
     cells = np.empty((grid, grid), dtype=np.int64)
     pool = np.empty(num_values, dtype=np.int64)
     chosen = np.empty(grid, dtype=np.int64)
-    moved = np.empty(num_features, dtype=np.int64)
     for n in range(len(integers)):
         draws = integers[n]
         for feature in range(num_features):
@@ -67,17 +65,7 @@ def build(integers, multisets, mixed, permute, num_values, puzzles, rules, permu
             for position in range(num_features):
                 permutations[n, column, position] = position
             if permute:
-                free = mixed[n] == num_features
-                shuffle(permutations[n, column], draws[3 + column] if free else draws[3])
-                if column > 0 and not free:
-                    # Features are alike (rules and places are shuffled), so the first ones may be those that move.
-                    movers = mixed[n]
-                    for feature in range(movers):
-                        moved[feature] = feature
-                    shuffle(moved[:movers], draws[3 + column])
-                    for position in range(num_features):
-                        if permutations[n, column, position] < movers:
-                            permutations[n, column, position] = moved[permutations[n, column, position]]
+                shuffle(permutations[n, column], draws[3] if shared[n] else draws[3 + column])
         start = 3 + grid
         for feature in range(num_features):
             rule = rules[n, feature]

@@ -52,8 +52,6 @@ class Task(Config):
     """Version of the generator: raised whenever the bytes of any instance change."""
     objective: ClassVar[str]
     """`regression` (squared error on y) or `classification` (cross-entropy on y)."""
-    newer_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields younger than the first published instances: a fingerprint names them only where they are set."""
     scores_in_place: ClassVar[bool] = False
     """`score` takes the outputs as the model gives them and sums the loss itself: for outputs too large to copy."""
 
@@ -148,13 +146,10 @@ class Task(Config):
             raise ValueError(f"A stretch of instances starts at 0 or later and has 1 or more, got {start} and {count}.")
         if start + count > MAX_INSTANCE:
             raise ValueError(f"Instance numbers end below 2**63-1; {count} from {start} on lie beyond.")
-        unset = {
-            name for name in self.newer_fields if getattr(self, name) == type(self).__dataclass_fields__[name].default
-        }
         return {
             "task": self.name,
             "generator_version": self.version,
-            "config": {name: value for name, value in self.to_dict().items() if name not in unset},
+            "config": self.to_dict(),
             "split": split,
             "start": int(start),
             "count": int(count),

@@ -68,7 +68,6 @@ class SRaven(Task):
     task_id: ClassVar[int] = 2
     version: ClassVar[int] = 1
     objective: ClassVar[str] = "classification"
-    newer_fields: ClassVar[tuple[str, ...]] = ("partly_aligned",)
 
     num_features: int = 4
     """Features of a panel, 1 to 12."""
@@ -83,9 +82,6 @@ class SRaven(Task):
     aligned: float | tuple[tuple[float, ...], ...] = 0.0
     """Share of training puzzles whose columns share one permutation: a number, or a curriculum of knots
     (instance number, share) with straight lines between them and the end shares beyond. Only `train` is aligned."""
-    partly_aligned: float | tuple[tuple[float, ...], ...] = 0.0
-    """Share of training puzzles in which only some features, 2 to num_features - 1 of them, change places from column
-    to column: the step between aligned puzzles and free ones. A number or knots, as `aligned`."""
     rules: tuple[int, ...] | None = None
     """The rule ids in use; None means all eight."""
 
@@ -96,13 +92,9 @@ class SRaven(Task):
                 raise ValueError(f"{name} must lie in {least}..{most}, got {getattr(self, name)}.")
         check_rules(self.rules, self.num_values, self.grid)
         check_share("held_out", self.held_out)
-        for name in ("aligned", "partly_aligned"):
-            for share in (knot[-1] for knot in self._knots(name)):
-                check_share(name, share)
-        knots = np.array([at for name in ("aligned", "partly_aligned") for at, _ in self._knots(name)])
-        if (most := sum(self.aligned_shares(knots)).max()) > 1.0 + 1e-9:
-            raise ValueError(f"aligned and partly_aligned are shares of one whole, and add up to {most:g}: use less.")
-        if self.helped and not self.permute:
+        for share in (knot[-1] for knot in self._aligned_knots()):
+            check_share("aligned", share)
+        if self.aligned != 0.0 and not self.permute:
             raise ValueError("aligned says how columns share a permutation, and permute=False has none: use aligned=0.")
         if (count := math.comb(self.num_features + len(self.rule_ids) - 1, self.num_features)) > MAX_COMPOSITIONS:
             raise ValueError(f"There are {count:,} rule multisets, more than {MAX_COMPOSITIONS:,}: use fewer features.")
@@ -154,18 +146,20 @@ class SRaven(Task):
     def queries(self) -> slice:
         return slice(-self.num_features, None)
 
-    @property
-    def helped(self) -> bool:
-        """Whether some training puzzles have columns that share a permutation on purpose."""
-        return self.aligned != 0.0 or self.partly_aligned != 0.0
+    def aligned_share(self, numbers: np.ndarray) -> np.ndarray:
+        """The share of aligned training puzzles at each instance number.
 
-    def aligned_shares(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The shares `aligned` and `partly_aligned` of the training puzzles at each instance number.
-
-        >>> SRaven(aligned=[(0, 1.0), (1000, 0.0)]).aligned_shares(np.array([0, 250, 5000]))[0].tolist()
+        >>> SRaven(aligned=[(0, 1.0), (1000, 0.0)]).aligned_share(np.array([0, 250, 5000])).tolist()
         [1.0, 0.75, 0.0]
         """
-        return self._share("aligned", numbers), self._share("partly_aligned", numbers)
+        knots = self._aligned_knots()
+        share = np.full(len(numbers), knots[-1][1])
+        at = numbers.astype(np.float64)
+        # Single array operations: each is rounded alike everywhere, where one compiled formula may fuse them.
+        for (left, low), (right, high) in reversed(list(itertools.pairwise(knots))):
+            between = low + (high - low) * ((at - left) / (right - left))
+            share = np.where(at < right, between, share)
+        return np.where(at < knots[0][0], knots[0][1], share)
 
     def encode(self, puzzles: np.ndarray | Tensor) -> Tensor:
         """One-hot tokens of puzzles (N, row, column, position), the last panel zero: what a model takes as x."""
@@ -192,24 +186,20 @@ class SRaven(Task):
         ids, multisets, bounds = self._recipes[self._checked_split(split)]
         numbers = check_instances(numbers)
         integers = self._stream(split).integers(numbers, bounds)
-        mixed = np.full(len(numbers), self.num_features if self.permute else 1)
-        if self.helped and split == "train":
-            draw = integers[:, 2]
-            aligned, partly = self.aligned_shares(numbers)
-            some = np.minimum(2 + draw % max(self.num_features - 2, 1), self.num_features)
-            mixed = np.where(draw < (aligned + partly) * ALIGNED_STEPS, some, mixed)
-            mixed = np.where(draw < aligned * ALIGNED_STEPS, 1, mixed)
+        aligned = np.full(len(numbers), not self.permute)
+        if self.permute and split == "train" and self.aligned != 0.0:
+            aligned = integers[:, 2] < self.aligned_share(numbers) * ALIGNED_STEPS
         size = (len(numbers), self.grid, self.num_features)
         puzzles = np.empty((size[0], self.grid, *size[1:]), dtype=np.int8)
         rules = np.empty((size[0], self.num_features), dtype=np.int64)
         permutations = np.empty(size, dtype=np.int64)
-        kernels.build(integers, multisets, mixed, self.permute, self.num_values, puzzles, rules, permutations)
+        kernels.build(integers, multisets, aligned, self.permute, self.num_values, puzzles, rules, permutations)
         return {
             "puzzles": puzzles,
             "rules": rules,
             "permutations": permutations,
             "composition": ids[integers[:, 0]],
-            "aligned": mixed == 1,
+            "aligned": aligned,
         }
 
     def _make(self, split: str, numbers: np.ndarray) -> Batch:
@@ -241,24 +231,14 @@ class SRaven(Task):
         feature = [self.num_values] * (self.grid * (self.grid - 1)) + picks + [math.factorial(self.grid)] * self.grid
         return [num_compositions, orders, ALIGNED_STEPS] + [orders] * self.grid + feature * self.num_features
 
-    def _share(self, name: str, numbers: np.ndarray) -> np.ndarray:
-        knots = self._knots(name)
-        share = np.full(len(numbers), knots[-1][1])
-        at = numbers.astype(np.float64)
-        # Single array operations: each is rounded alike everywhere, where one compiled formula may fuse them.
-        for (left, low), (right, high) in reversed(list(itertools.pairwise(knots))):
-            between = low + (high - low) * ((at - left) / (right - left))
-            share = np.where(at < right, between, share)
-        return np.where(at < knots[0][0], knots[0][1], share)
-
-    def _knots(self, name: str) -> tuple[tuple[float, ...], ...]:
-        knots = getattr(self, name)
-        if isinstance(knots, float):
-            return ((0.0, knots),)
+    def _aligned_knots(self) -> tuple[tuple[float, ...], ...]:
+        if isinstance(self.aligned, float):
+            return ((0.0, self.aligned),)
+        knots = self.aligned
         if not knots or any(len(knot) != 2 for knot in knots):
-            raise ValueError(f"{name} is a share or a list of (instance, share) knots, got {knots}.")
+            raise ValueError(f"aligned is a share or a list of (instance, share) knots, got {knots}.")
         if any(right[0] <= left[0] for left, right in itertools.pairwise(knots)):
-            raise ValueError(f"The knots of {name} must have rising instance numbers, got {[k[0] for k in knots]}.")
+            raise ValueError(f"The knots of aligned must have rising instance numbers, got {[k[0] for k in knots]}.")
         return knots
 
     def score(self, prediction: Tensor, batch: Batch) -> dict[str, float]:

@@ -218,14 +218,19 @@ def test_aligned_share_is_met_in_train_only_and_leaves_the_rest_alone():
 
 def test_a_curriculum_of_aligned_puzzles():
     task = SRaven(aligned=[[0, 1.0], [10_000, 0.5], [20_000, 0.0]])
-    shares, but_one = task.aligned_shares(np.array([0, 5000, 10_000, 12_500, 20_000, 10**9]))
-    assert shares.tolist() == [1, 0.75, 0.5, 0.375, 0, 0]
-    assert not but_one.any()
+    assert task.aligned_share(np.array([0, 5000, 10_000, 12_500, 20_000, 10**9])).tolist() == [
+        1,
+        0.75,
+        0.5,
+        0.375,
+        0,
+        0,
+    ]
     aligned = task.raw("train", np.arange(30_000))["aligned"]
     means = aligned.reshape(6, 5000).mean(axis=1)
     np.testing.assert_allclose(means, [0.875, 0.625, 0.375, 0.125, 0, 0], atol=0.03)
     late = SRaven(aligned=[(100, 0.25), (200, 0.75)])
-    assert late.aligned_shares(np.array([0, 100, 150, 300]))[0].tolist() == [0.25, 0.25, 0.5, 0.75]
+    assert late.aligned_share(np.array([0, 100, 150, 300])).tolist() == [0.25, 0.25, 0.5, 0.75]
     again = SRaven.from_dict(json.loads(json.dumps(task.to_dict())))
     assert again == task
     assert hash(again) == hash(task)
@@ -233,32 +238,6 @@ def test_a_curriculum_of_aligned_puzzles():
         again.raw("train", np.arange(12_000, 12_100))["puzzles"]
         == task.raw("train", np.arange(12_000, 12_100))["puzzles"]
     ).all()
-
-
-def test_partly_aligned_puzzles_move_some_of_the_features():
-    plain, task = SRaven(seed=6), SRaven(seed=6, aligned=0.2, partly_aligned=0.5)
-    a, b = (t.raw("train", np.arange(40_000)) for t in (plain, task))
-    assert abs(b["aligned"].mean() - 0.2) < 0.01
-    assert (a["rules"] == b["rules"]).all()
-    untouched = (a["permutations"] == b["permutations"]).all(axis=(1, 2))
-    assert 0.3 <= untouched.mean() < 0.35
-    assert (a["puzzles"][untouched] == b["puzzles"][untouched]).all()
-
-    place = np.argsort(b["permutations"], axis=2)  # (N, column, feature) where a column shows a feature
-    moves = (place != place[:, :1]).any(axis=1)
-    # Two features stay in both columns with chance 1/4, three with 1/36; free puzzles are aligned in 1 of 576.
-    assert abs((~moves).all(axis=1).mean() - (0.2 + 0.25 / 4 + 0.25 / 36 + 0.3 / 576)) < 0.01
-    changed = ~untouched & ~b["aligned"]
-    assert not moves[changed, 3].any()
-    assert abs(moves[changed, 2].mean() - 0.5 * (1 - 1 / 9)) < 0.02  # three movers: a place is kept twice in 1 of 9
-    for column in range(3):  # every place and every permutation
-        assert len(np.unique(b["permutations"][changed, column], axis=0)) == 24
-    assert (np.sort(b["permutations"], axis=2) == np.arange(4)).all()
-
-    assert (plain.raw("iid", np.arange(500))["puzzles"] == task.raw("iid", np.arange(500))["puzzles"]).all()
-    assert SRaven.from_dict(json.loads(json.dumps(task.to_dict()))) == task
-    two, free = SRaven(num_features=2, partly_aligned=1.0), SRaven(num_features=2)
-    assert (two.raw("train", np.arange(99))["puzzles"] == free.raw("train", np.arange(99))["puzzles"]).all()
 
 
 @given(st.integers(0, 50), st.integers(1, 9), st.sampled_from(["train", "iid", "compositional"]))
@@ -315,9 +294,6 @@ def test_a_task_is_its_configuration():
         ({"aligned": ((5, 0.5), (5, 0.1))}, "rising instance numbers"),
         ({"aligned": ((5, 0.5, 1),)}, "knots"),
         ({"aligned": ()}, "knots"),
-        ({"partly_aligned": ()}, "partly_aligned is a share"),
-        ({"partly_aligned": 0.5, "permute": False}, "permute=False"),
-        ({"aligned": ((0, 0.9), (9, 0.1)), "partly_aligned": ((0, 0.1), (5, 0.9))}, "add up to"),
         ({"held_out": 1.0}, "leaves no composition to train on"),
         ({"num_features": 1}, "every rule occurs both in training and held out"),
         ({"held_out": 0.997}, "no split was found in which every rule occurs both"),
