@@ -111,6 +111,21 @@ class TestPosition:
         assert same == (position == "none")
 
 
+@pytest.mark.parametrize("period", [3, 4, 100])
+def test_learned_positions_that_repeat(period):
+    once, again = small(position="learned"), small(position="learned", position_period=period)
+    rows = min(period, once.config.max_length)
+    assert again.positions.shape == (rows, once.config.dim)
+    again.load_state_dict({**once.state_dict(), "positions": once.positions[:rows]})
+    with torch.no_grad():
+        once.positions.copy_(once.positions[torch.arange(len(once.positions)) % rows])
+    torch.testing.assert_close(again(X), once(X))
+    (expected,) = torch.autograd.grad(once(X).sin().sum(), once.positions)
+    (actual,) = torch.autograd.grad(again(X).sin().sum(), again.positions)
+    summed = torch.zeros_like(actual).index_add(0, torch.arange(len(expected)) % rows, expected)
+    torch.testing.assert_close(actual, summed)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"share_layers": True}, {"position": "learned"}])
 @pytest.mark.parametrize("queries", [slice(-4, None), slice(2, 3)])
@@ -307,6 +322,8 @@ class TestStorage:
         ({"causal": 1}, "ModelConfig.causal must be bool, got 1"),
         ({"method": "x"}, "method must be one of softmax, linear"),
         ({"position": "x"}, "position must be one of relative, rotary, sinusoidal, learned, relative_learned, none"),
+        ({"position": "rotary", "position_period": 3}, "position_period=3 is for learned positions"),
+        ({"position": "learned", "position_period": 0}, "position_period must be at least 1, got 0"),
         ({"feedforward": "x"}, "feedforward must be one of gelu, swiglu"),
         ({"backend": "x"}, "backend must be one of auto"),
         ({"recurrent": True}, "recurrent=True is not possible"),
