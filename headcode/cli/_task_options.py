@@ -44,6 +44,8 @@ class TaskOptions:
     """SRAVEN: the rule ids in use."""
     aligned: OptionalShare = None
     """SRAVEN: share of training puzzles whose columns share one permutation."""
+    blank: OptionalShare = None
+    """SRAVEN: how many features of a training puzzle are left out."""
     num_variables: OptionalInt = None
     """Fuzzy logic: variables of the function."""
     num_terms: OptionalInt = None

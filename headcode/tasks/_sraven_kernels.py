@@ -6,6 +6,7 @@ from headcode.jit import njit
 
 STEPS = np.array([0, 1, 2, -1, -2], dtype=np.int64)  # what rules 0 to 4 add from one cell to the next
 SUM, DIFFERENCE, DISTRIBUTE = 5, 6, 7
+BLANK = -1
 
 
 @njit()
@@ -46,10 +47,11 @@ def fill_row(row, rule, draws, num_values):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def build(integers, multisets, shared, permute, num_values, puzzles, rules, permutations):  # type: ignore[no-untyped-def]
+def build(integers, multisets, shared, shown, permute, num_values, puzzles, rules, permutations):  # type: ignore[no-untyped-def]
     """Puzzles from bounded integers, laid out as `SRaven._bounds` says.
 
-    integers (N, draws), multisets (composition, feature), shared (N,) whether the columns share one permutation ->
+    integers (N, draws), multisets (composition, feature), shared (N,) whether the columns share one permutation,
+    shown (N,) how many features are not blank (the first: rules and places are shuffled) ->
     puzzles (N, row, column, position), rules (N, feature), permutations (N, column, position).
     """
     grid, num_features = permutations.shape[1], permutations.shape[2]
@@ -90,18 +92,20 @@ def build(integers, multisets, shared, permute, num_values, puzzles, rules, perm
                 for position in range(num_features):
                     if permutations[n, column, position] == feature:
                         for row in range(grid):
-                            puzzles[n, row, column, position] = cells[row, column]
+                            puzzles[n, row, column, position] = cells[row, column] if feature < shown[n] else BLANK
 
 
 @njit()
 def encode(puzzles, x):  # type: ignore[no-untyped-def]
-    """Ones into the zeros of x (N, row·column·position, value); the last panel stays zero."""
+    """Ones into the zeros of x (N, row·column·position, value); blanks and the last panel stay zero."""
     grid, num_features = puzzles.shape[1], puzzles.shape[3]
     for n in range(len(puzzles)):
         token = 0
         for panel in range(grid * grid - 1):
             for position in range(num_features):
-                x[n, token, puzzles[n, panel // grid, panel % grid, position]] = 1.0
+                value = puzzles[n, panel // grid, panel % grid, position]
+                if value != BLANK:
+                    x[n, token, value] = 1.0
                 token += 1
 
 

@@ -52,6 +52,8 @@ class Task(Config):
     """Version of the generator: raised whenever the bytes of any instance change."""
     objective: ClassVar[str]
     """`regression` (squared error on y) or `classification` (cross-entropy on y)."""
+    newer_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields younger than the first published instances: a fingerprint names them only where they are set."""
     scores_in_place: ClassVar[bool] = False
     """`score` takes the outputs as the model gives them and sums the loss itself: for outputs too large to copy."""
 
@@ -146,10 +148,12 @@ class Task(Config):
             raise ValueError(f"A stretch of instances starts at 0 or later and has 1 or more, got {start} and {count}.")
         if start + count > MAX_INSTANCE:
             raise ValueError(f"Instance numbers end below 2**63-1; {count} from {start} on lie beyond.")
+        defaults = {field.name: field.default for field in dataclasses.fields(self) if field.name in self.newer_fields}
+        unset = {name for name, default in defaults.items() if getattr(self, name) == default}
         return {
             "task": self.name,
             "generator_version": self.version,
-            "config": self.to_dict(),
+            "config": {name: value for name, value in self.to_dict().items() if name not in unset},
             "split": split,
             "start": int(start),
             "count": int(count),

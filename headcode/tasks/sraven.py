@@ -42,8 +42,9 @@ from headcode.tasks.base import (
 
 RULE_NAMES = ("constant", "+1", "+2", "-1", "-2", "sum", "difference", "distribute")
 DISTRIBUTE = 7
-# Shares of aligned puzzles are compared with an integer of this many values.
-ALIGNED_STEPS = 2**31
+NOT_ASKED = -100  # the class that cross-entropy leaves out
+# Shares of puzzles are compared with an integer of this many values.
+SHARE_STEPS = 2**31
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,7 @@ class SRaven(Task):
     task_id: ClassVar[int] = 2
     version: ClassVar[int] = 1
     objective: ClassVar[str] = "classification"
+    newer_fields: ClassVar[tuple[str, ...]] = ("blank",)
 
     num_features: int = 4
     """Features of a panel, 1 to 12."""
@@ -82,6 +84,9 @@ class SRaven(Task):
     aligned: float | tuple[tuple[float, ...], ...] = 0.0
     """Share of training puzzles whose columns share one permutation: a number, or a curriculum of knots
     (instance number, share) with straight lines between them and the end shares beyond. Only `train` is aligned."""
+    blank: float | tuple[tuple[float, ...], ...] = 0.0
+    """How many features of a training puzzle are left out (no value in any panel, and not asked for), below
+    num_features: a number or knots, as `aligned`; 1.3 is one, and in 30 % of the puzzles two."""
     rules: tuple[int, ...] | None = None
     """The rule ids in use; None means all eight."""
 
@@ -92,8 +97,11 @@ class SRaven(Task):
                 raise ValueError(f"{name} must lie in {least}..{most}, got {getattr(self, name)}.")
         check_rules(self.rules, self.num_values, self.grid)
         check_share("held_out", self.held_out)
-        for share in (knot[-1] for knot in self._aligned_knots()):
+        for share in (knot[-1] for knot in self._knots("aligned")):
             check_share("aligned", share)
+        for number in (knot[-1] for knot in self._knots("blank")):
+            if not 0 <= number <= self.num_features - 1:
+                raise ValueError(f"blank must lie in 0..{self.num_features - 1}, got {number}.")
         if self.aligned != 0.0 and not self.permute:
             raise ValueError("aligned says how columns share a permutation, and permute=False has none: use aligned=0.")
         if (count := math.comb(self.num_features + len(self.rule_ids) - 1, self.num_features)) > MAX_COMPOSITIONS:
@@ -146,13 +154,18 @@ class SRaven(Task):
     def queries(self) -> slice:
         return slice(-self.num_features, None)
 
-    def aligned_share(self, numbers: np.ndarray) -> np.ndarray:
-        """The share of aligned training puzzles at each instance number.
+    @property
+    def eased(self) -> bool:
+        """Whether some training puzzles are made easier than those of the other splits."""
+        return self.aligned != 0.0 or self.blank != 0.0
 
-        >>> SRaven(aligned=[(0, 1.0), (1000, 0.0)]).aligned_share(np.array([0, 250, 5000])).tolist()
+    def curriculum(self, name: str, numbers: np.ndarray) -> np.ndarray:
+        """The value of `aligned` or `blank` at each instance number of the training split.
+
+        >>> SRaven(aligned=[(0, 1.0), (1000, 0.0)]).curriculum("aligned", np.array([0, 250, 5000])).tolist()
         [1.0, 0.75, 0.0]
         """
-        knots = self._aligned_knots()
+        knots = self._knots(name)
         share = np.full(len(numbers), knots[-1][1])
         at = numbers.astype(np.float64)
         # Single array operations: each is rounded alike everywhere, where one compiled formula may fuse them.
@@ -188,12 +201,17 @@ class SRaven(Task):
         integers = self._stream(split).integers(numbers, bounds)
         aligned = np.full(len(numbers), not self.permute)
         if self.permute and split == "train" and self.aligned != 0.0:
-            aligned = integers[:, 2] < self.aligned_share(numbers) * ALIGNED_STEPS
+            aligned = integers[:, 2] < self.curriculum("aligned", numbers) * SHARE_STEPS
         size = (len(numbers), self.grid, self.num_features)
         puzzles = np.empty((size[0], self.grid, *size[1:]), dtype=np.int8)
         rules = np.empty((size[0], self.num_features), dtype=np.int64)
         permutations = np.empty(size, dtype=np.int64)
-        kernels.build(integers, multisets, aligned, self.permute, self.num_values, puzzles, rules, permutations)
+        shown = np.full(len(numbers), self.num_features)
+        if self.blank != 0.0 and split == "train":
+            blank = self.curriculum("blank", numbers)
+            more = integers[:, -1] < (blank - np.floor(blank)) * SHARE_STEPS
+            shown -= np.floor(blank).astype(np.int64) + more
+        kernels.build(integers, multisets, aligned, shown, self.permute, self.num_values, puzzles, rules, permutations)
         return {
             "puzzles": puzzles,
             "rules": rules,
@@ -213,7 +231,8 @@ class SRaven(Task):
         kernels.label_tokens(arrays["rules"], arrays["permutations"], token_rules)
         info = {name: torch.from_numpy(array) for name, array in arrays.items()}
         info |= {"token_rules": torch.from_numpy(token_rules), "instance": torch.from_numpy(numbers)}
-        return Batch(torch.from_numpy(x), torch.from_numpy(puzzles[:, -1, -1].astype(np.int64)), info)
+        answers = puzzles[:, -1, -1].astype(np.int64)
+        return Batch(torch.from_numpy(x), torch.from_numpy(np.where(answers < 0, NOT_ASKED, answers)), info)
 
     @functools.cached_property
     def _recipes(self) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -225,20 +244,22 @@ class SRaven(Task):
 
     def _bounds(self, num_compositions: int) -> list[int]:
         """Bounds of an instance's draws: composition, rule order, aligned, one permutation per column; then per feature
-        the free values of each row, the picks of distribute's set, and its order in each row."""
+        the free values of each row, the picks of distribute's set, and its order in each row; at last one for blank."""
         orders = math.factorial(self.num_features)
         picks = [max(self.num_values - k, 1) for k in range(self.grid)]
         feature = [self.num_values] * (self.grid * (self.grid - 1)) + picks + [math.factorial(self.grid)] * self.grid
-        return [num_compositions, orders, ALIGNED_STEPS] + [orders] * self.grid + feature * self.num_features
+        return (
+            [num_compositions, orders, SHARE_STEPS] + [orders] * self.grid + feature * self.num_features + [SHARE_STEPS]
+        )
 
-    def _aligned_knots(self) -> tuple[tuple[float, ...], ...]:
-        if isinstance(self.aligned, float):
-            return ((0.0, self.aligned),)
-        knots = self.aligned
+    def _knots(self, name: str) -> tuple[tuple[float, ...], ...]:
+        knots = getattr(self, name)
+        if isinstance(knots, float):
+            return ((0.0, knots),)
         if not knots or any(len(knot) != 2 for knot in knots):
-            raise ValueError(f"aligned is a share or a list of (instance, share) knots, got {knots}.")
+            raise ValueError(f"{name} is a number or a list of (instance, number) knots, got {knots}.")
         if any(right[0] <= left[0] for left, right in itertools.pairwise(knots)):
-            raise ValueError(f"The knots of aligned must have rising instance numbers, got {[k[0] for k in knots]}.")
+            raise ValueError(f"The knots of {name} must have rising instance numbers, got {[k[0] for k in knots]}.")
         return knots
 
     def score(self, prediction: Tensor, batch: Batch) -> dict[str, float]:
@@ -252,7 +273,7 @@ class SRaven(Task):
                 f"score takes logits {(*y.shape, self.num_values)} or class ids {tuple(y.shape)}, "
                 f"got shape {tuple(prediction.shape)}."
             )
-        right = guess == y
+        right = (guess == y) | (y == NOT_ASKED)
         return {
             "count": float(len(y)),
             "all_right": float(right.all(dim=1).sum()),

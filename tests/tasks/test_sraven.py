@@ -218,7 +218,7 @@ def test_aligned_share_is_met_in_train_only_and_leaves_the_rest_alone():
 
 def test_a_curriculum_of_aligned_puzzles():
     task = SRaven(aligned=[[0, 1.0], [10_000, 0.5], [20_000, 0.0]])
-    assert task.aligned_share(np.array([0, 5000, 10_000, 12_500, 20_000, 10**9])).tolist() == [
+    assert task.curriculum("aligned", np.array([0, 5000, 10_000, 12_500, 20_000, 10**9])).tolist() == [
         1,
         0.75,
         0.5,
@@ -230,7 +230,7 @@ def test_a_curriculum_of_aligned_puzzles():
     means = aligned.reshape(6, 5000).mean(axis=1)
     np.testing.assert_allclose(means, [0.875, 0.625, 0.375, 0.125, 0, 0], atol=0.03)
     late = SRaven(aligned=[(100, 0.25), (200, 0.75)])
-    assert late.aligned_share(np.array([0, 100, 150, 300])).tolist() == [0.25, 0.25, 0.5, 0.75]
+    assert late.curriculum("aligned", np.array([0, 100, 150, 300])).tolist() == [0.25, 0.25, 0.5, 0.75]
     again = SRaven.from_dict(json.loads(json.dumps(task.to_dict())))
     assert again == task
     assert hash(again) == hash(task)
