@@ -161,7 +161,11 @@ def solve(
 
 def solve_split(task: SRaven, split: str, puzzles: np.ndarray | Tensor) -> Solutions:
     """`solve` with all that a task tells of the puzzles of a split: its sizes, its rules, its compositions."""
-    if split == "train" and task.eased:
+    if split == "train" and task.blank != 0.0:
+        raise ValueError(
+            "Training puzzles with blank features are no whole puzzles; ask about another split, or use blank=0."
+        )
+    if split == "train" and task.aligned != 0.0:
         raise ValueError(
             "Aligned training puzzles do not match their columns uniformly, so their posteriors would be wrong; "
             "ask about another split, or use aligned=0."

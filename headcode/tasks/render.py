@@ -24,12 +24,12 @@ def draw_puzzle(
     """A SRAVEN puzzle (row, column, position) as a matplotlib Figure.
 
     Up to 4 features of up to 8 values become shape, colour, number and pointer, with a legend of their order; anything
-    larger becomes tiles with numbers. `numbers` writes the values under each panel.
+    larger, and a puzzle with blank features, becomes tiles with numbers. `numbers` writes the values under each panel.
     """
     cells = np.asarray(puzzle)
     if cells.ndim != 3 or cells.shape[0] != cells.shape[1]:
         raise ValueError(f"A puzzle has the shape (row, column, position) with a square grid, got {cells.shape}.")
-    figures = cells.shape[2] <= len(_glyphs.ATTRIBUTES) and num_values <= _glyphs.MAX_VALUES
+    figures = cells.shape[2] <= len(_glyphs.ATTRIBUTES) and num_values <= _glyphs.MAX_VALUES and (cells >= 0).all()
     return _draw_grid(cells, num_values, figures, show_answer, title, caption, numbers)
 
 
@@ -107,6 +107,8 @@ def _draw_tiles(axes: Any, values: np.ndarray, num_values: int, colour: str, bac
     rows = int(np.ceil(len(values) / side))
     width, height = 0.82 / side, 0.82 / rows
     for k, value in enumerate(values):
+        if value < 0:  # a blank feature
+            continue
         x, y = 0.09 + width * (k % side), 0.91 - height * (1 + k // side)
         tint = 0.55 + 0.45 * np.array(wheel(int(value) / num_values)[:3])
         axes.add_patch(Rectangle((x + 0.02, y + 0.02), width - 0.04, height - 0.04, facecolor=tint, edgecolor="none"))
@@ -277,9 +279,12 @@ def puzzle_text(puzzle: np.ndarray, show_answer: bool = False, colour: bool = Fa
     width = len(str(int((shown if show_answer else shown[:-1]).max())))
 
     def word(value: Any) -> str:
-        text = f"{value:>{width}}"
+        if value == "?" or value < 0:
+            return f"{'?' if value == '?' else '·':>{width}}"
         return (
-            f"\x1b[1;{ANSI_COLOURS[int(value) % len(ANSI_COLOURS)]}m{text}\x1b[0m" if colour and value != "?" else text
+            f"\x1b[1;{ANSI_COLOURS[int(value) % len(ANSI_COLOURS)]}m{value:>{width}}\x1b[0m"
+            if colour
+            else f"{value:>{width}}"
         )
 
     bar = "─" * (cells.shape[2] * (width + 1) + 1)

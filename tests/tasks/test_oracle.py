@@ -197,6 +197,9 @@ def test_aligned_training_puzzles_are_not_judged_by_a_wrong_prior():
     with pytest.raises(ValueError, match="Aligned training puzzles do not match their columns uniformly"):
         oracle.solve_split(task, "train", puzzles)
     assert oracle.solve_split(task, "iid", task.raw("iid", np.arange(10))["puzzles"]).explanations.all()
+    blank = SRaven(num_features=2, blank=1.0)
+    with pytest.raises(ValueError, match="Training puzzles with blank features are no whole puzzles"):
+        oracle.solve_split(blank, "train", blank.raw("train", np.arange(10))["puzzles"])
 
 
 def test_wrong_questions_are_refused():

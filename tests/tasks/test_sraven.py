@@ -15,6 +15,8 @@ from scipy import stats
 
 from headcode.bench.tasks import num_shared
 from headcode.tasks import RULE_NAMES, SRaven
+from headcode.tasks.render import draw_puzzle, puzzle_text
+from headcode.train.loss import prediction_loss
 
 GOLDENS = Path(__file__).parent.parent / "goldens" / "tasks_a.npz"
 
@@ -240,6 +242,39 @@ def test_a_curriculum_of_aligned_puzzles():
     ).all()
 
 
+def test_blank_features_have_no_value_and_are_not_asked_for():
+    plain, task = SRaven(seed=6), SRaven(seed=6, blank=[(0, 3.0), (10_000, 3.0), (20_000, 0.6)])
+    numbers = np.arange(30_000)
+    a, b = plain.raw("train", numbers), task.raw("train", numbers)
+    shown = b["puzzles"] >= 0
+    assert (a["puzzles"][shown] == b["puzzles"][shown]).all()
+    for name in ("rules", "permutations", "composition"):
+        assert (a[name] == b[name]).all()
+    count = shown.sum(axis=3)  # (N, row, column): the same features in every panel
+    assert (count == count[:, :1, :1]).all()
+    assert (count[:10_000] == 1).all()
+    assert set(np.unique(count[20_000:])) == {3, 4}
+    assert abs((4 - count[20_000:, 0, 0]).mean() - 0.6) < 0.02
+    feature = b["permutations"][:, None]  # a blank place shows a feature beyond the shown ones
+    assert (shown == (feature < count[:, :1, :1, None])).all()
+
+    assert puzzle_text(b["puzzles"][0]).count("·") == 8 * 3
+    draw_puzzle(b["puzzles"][0])
+    batch = task.sample("train", 0, 500)
+    cells = batch.info["puzzles"].flatten(1)[:, :-4]
+    assert torch.equal(batch.x[:, :-4].sum(-1), (cells >= 0).float())
+    assert ((batch.y >= 0).sum(dim=1) == 1).all()
+    assert (batch.y[batch.y < 0] == -100).all()
+    assert task.score(batch.y.clamp(min=0), batch)["all_right"] == 500
+    loss = prediction_loss(task, torch.zeros(500, 4, 8), batch.y)
+    torch.testing.assert_close(loss, torch.tensor(8.0).log())
+
+    for split in ("iid", "compositional"):
+        assert (plain.raw(split, numbers[:500])["puzzles"] == task.raw(split, numbers[:500])["puzzles"]).all()
+    assert SRaven.from_dict(json.loads(json.dumps(task.to_dict()))) == task
+    assert task.fingerprint("iid", 5) != plain.fingerprint("iid", 5)
+
+
 @given(st.integers(0, 50), st.integers(1, 9), st.sampled_from(["train", "iid", "compositional"]))
 @settings(max_examples=25, deadline=None)
 def test_an_instance_does_not_depend_on_its_batch(index, size, split):
@@ -294,6 +329,9 @@ def test_a_task_is_its_configuration():
         ({"aligned": ((5, 0.5), (5, 0.1))}, "rising instance numbers"),
         ({"aligned": ((5, 0.5, 1),)}, "knots"),
         ({"aligned": ()}, "knots"),
+        ({"blank": ((0, 4),)}, "blank must lie in 0..3, got 4"),
+        ({"blank": -1}, "blank must lie in 0..3, got -1"),
+        ({"blank": ((3, 1), (2, 0))}, "rising instance numbers"),
         ({"held_out": 1.0}, "leaves no composition to train on"),
         ({"num_features": 1}, "every rule occurs both in training and held out"),
         ({"held_out": 0.997}, "no split was found in which every rule occurs both"),
