@@ -29,7 +29,9 @@ def draw_puzzle(
     cells = np.asarray(puzzle)
     if cells.ndim != 3 or cells.shape[0] != cells.shape[1]:
         raise ValueError(f"A puzzle has the shape (row, column, position) with a square grid, got {cells.shape}.")
-    figures = cells.shape[2] <= len(_glyphs.ATTRIBUTES) and num_values <= _glyphs.MAX_VALUES and (cells >= 0).all()
+    figures = (
+        cells.shape[2] <= len(_glyphs.ATTRIBUTES) and num_values <= _glyphs.MAX_VALUES and bool((cells >= 0).all())
+    )
     return _draw_grid(cells, num_values, figures, show_answer, title, caption, numbers)
 
 
