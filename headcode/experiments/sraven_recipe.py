@@ -8,6 +8,7 @@ from headcode.experiments._sraven import SETTING_WORDS, note_ceilings, seeds_of,
 from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare, per_seed
 from headcode.presets import RunConfig, override, preset
 from headcode.report.style import PAGE_WIDTH, PALETTE, canvas, save
+from headcode.tasks import SRaven
 
 SPLITS = {"iid": PALETTE[5], "compositional": PALETTE[0]}
 RECIPE = "the recipe"
@@ -15,8 +16,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     RECIPE: {},
     "no aligned puzzles": {"aligned": 0.0},
     "AdamW, not Muon": {"optimizer": "adamw"},
-    "learned positions": {"position": "learned"},
-    "learned and relative positions": {"position": "relative_learned"},
+    "relative positions alone": {"position": "relative"},
+    "learned positions alone": {"position": "learned"},
     "cosine from the start": {"schedule": "cosine"},
     "attention dropout 0.1": {"attention_dropout": 0.1},
 }
@@ -29,6 +30,9 @@ def variants(scale: Scale) -> dict[str, RunConfig]:
     found = {name: override(base, **changes) for name, changes in CHANGES.items()}
     if scale == "smoke":
         return {name: found[name] for name in SMOKE}
+    assert isinstance(base.task, SRaven)
+    row = base.task.grid * base.task.num_features
+    found["positions that repeat row by row"] = override(base, position_period=row)
     steps, batch_size, layers = base.steps, base.batch_size, base.model.num_layers
     found["half the batch, twice the steps"] = override(base, batch_size=batch_size // 2, steps=2 * steps)
     found["twice the batch, half the steps"] = override(base, batch_size=2 * batch_size, steps=steps // 2)
