@@ -10,6 +10,7 @@ from headcode.tasks import TASKS, Task
 _DEFAULT = "(default: the task's)"
 Count = Annotated[int, tyro.conf.arg(metavar="N")]
 OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint=_DEFAULT)]
+OptionalNumber = Annotated[float | None, tyro.conf.arg(metavar="NUMBER", help_behavior_hint=_DEFAULT)]
 OptionalShare = Annotated[float | None, tyro.conf.arg(metavar="0..1", help_behavior_hint=_DEFAULT)]
 OptionalBool = Annotated[bool | None, tyro.conf.arg(metavar="{True,False}", help_behavior_hint=_DEFAULT)]
 OptionalIds = Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="ID …", help_behavior_hint=_DEFAULT)]
@@ -44,7 +45,7 @@ class TaskOptions:
     """SRAVEN: the rule ids in use."""
     aligned: OptionalShare = None
     """SRAVEN: share of training puzzles whose columns share one permutation."""
-    blank: OptionalShare = None
+    blank: OptionalNumber = None
     """SRAVEN: how many features of a training puzzle are left out."""
     num_variables: OptionalInt = None
     """Fuzzy logic: variables of the function."""

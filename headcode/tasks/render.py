@@ -281,13 +281,10 @@ def puzzle_text(puzzle: np.ndarray, show_answer: bool = False, colour: bool = Fa
     width = len(str(int((shown if show_answer else shown[:-1]).max())))
 
     def word(value: Any) -> str:
-        if value == "?" or value < 0:
-            return f"{'?' if value == '?' else '·':>{width}}"
-        return (
-            f"\x1b[1;{ANSI_COLOURS[int(value) % len(ANSI_COLOURS)]}m{value:>{width}}\x1b[0m"
-            if colour
-            else f"{value:>{width}}"
-        )
+        if value == "?":
+            return f"{value:>{width}}"
+        text = f"{'·' if value < 0 else value:>{width}}"
+        return f"\x1b[1;{ANSI_COLOURS[int(value) % len(ANSI_COLOURS)]}m{text}\x1b[0m" if colour and value >= 0 else text
 
     bar = "─" * (cells.shape[2] * (width + 1) + 1)
     lines = ["┌" + "┬".join([bar] * grid) + "┐"]
