@@ -76,6 +76,9 @@ class RunConfig(Config):
     """Parts into which a batch is divided, one after the other, to save memory."""
     precision: Literal["float32", "tf32", "bf16", "float64"] = "float32"
     """float32 is exact float32 (TF32 off); tf32 allows it in matrix products (GPU); bf16 is autocast (made for GPU)."""
+    hint: float = 0.0
+    """Weight of the task's hints in the loss: for SRAVEN, a second head says for every token of a training puzzle which
+    rule its feature follows and where each column shows that feature. 0 is none."""
     ema_decay: float | None = None
     """Keep an exponential moving average of the weights with this decay, and evaluate that."""
     seed: int = 0
@@ -95,7 +98,7 @@ class RunConfig(Config):
         for name in ("steps", "batch_size", "accumulate", "log_every", "eval_batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}.")
-        for name in ("eval_every", "eval_size", "checkpoint_every"):
+        for name in ("hint", "eval_every", "eval_size", "checkpoint_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}.")
         if not 0 <= self.seed < 2**63:
@@ -106,10 +109,13 @@ class RunConfig(Config):
             )
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ValueError(f"ema_decay must lie between 0 and 1, or be None for no average, got {self.ema_decay}.")
-        wrong = [name for name, value in _derived(self.task).items() if getattr(self.model, name) != value]
+        if self.hint and not self.task.hint_sizes:
+            raise ValueError(f"The task {self.task.name} has no hints to give: use hint=0, got {self.hint}.")
+        derived = _derived(self.task, self.hint)
+        wrong = [name for name, value in derived.items() if getattr(self.model, name) != value]
         if wrong:
             raise ValueError(
-                f"The model does not fit the task: {wrong[0]} must be {_derived(self.task)[wrong[0]]}, "
+                f"The model does not fit the task: {wrong[0]} must be {derived[wrong[0]]}, "
                 f"got {getattr(self.model, wrong[0])}; make it with model_for(task, …)."
             )
         if isinstance(self.task, LanguageModelling) and not self.model.causal:
@@ -131,21 +137,21 @@ class RunConfig(Config):
         return super().from_dict(values)
 
 
-def _derived(task: Task) -> dict[str, Any]:
-    """The model's fields that the task decides."""
-    return dict(task.model_sizes)
+def _derived(task: Task, hint: float) -> dict[str, Any]:
+    """The model's fields that the task and its hints decide."""
+    return {**task.model_sizes, "hint_dim": sum(task.hint_sizes) if hint else 0}
 
 
 def model_for(task: Task, **settings: Any) -> ModelConfig:
     """A ModelConfig whose inputs, outputs and length are the task's."""
-    return ModelConfig(**_derived(task), **settings)
+    return ModelConfig(**_derived(task, 0.0), **settings)
 
 
 # The sections of a RunConfig that are themselves configurations, and the fields of them that cannot be set by hand.
 SECTIONS = ("task", "model", "optimization")
 _NOT_BY_HAND = {
     "task": ("seed", "shards", "tokenizer_hash"),
-    "model": ("input_dim", "vocab_size", "output_dim", "max_length"),
+    "model": ("input_dim", "vocab_size", "output_dim", "max_length", "hint_dim"),
 }
 
 
@@ -205,7 +211,7 @@ def override(config: RunConfig, **changes: Any) -> RunConfig:
     task = config.task.replace(**by_section["task"])
     return config.replace(
         task=task,
-        model=config.model.replace(**_derived(task), **by_section["model"]),
+        model=config.model.replace(**_derived(task, by_section[None].get("hint", config.hint)), **by_section["model"]),
         optimization=config.optimization.replace(**by_section["optimization"]),
         **by_section[None],
     )
@@ -313,7 +319,7 @@ def _widened(factor: int) -> RunConfig:
 
 def with_task(config: RunConfig, task: Task) -> RunConfig:
     """The same run on another task of its kind; the model's sizes follow."""
-    return config.replace(task=task, model=config.model.replace(**_derived(task)))
+    return config.replace(task=task, model=config.model.replace(**_derived(task, config.hint)))
 
 
 def lm_small() -> RunConfig:

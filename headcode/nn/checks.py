@@ -46,6 +46,16 @@ def check_cross(cross_layers: int, num_layers: int, causal: bool) -> None:
         )
 
 
+def check_hints(hint_dim: int, num_layers: int, cross_layers: int) -> None:
+    if hint_dim < 0:
+        raise ValueError(f"hint_dim must be 0 or more, got {hint_dim}.")
+    if hint_dim and (num_layers < 2 or cross_layers):
+        raise ValueError(
+            "Hints are read from every token before the last layer, which needs two layers or more and one sequence; "
+            f"got num_layers={num_layers} and cross_layers={cross_layers}: change these, or use no hints."
+        )
+
+
 def check_rotary(position: str, qk_dim: int, num_heads: int) -> None:
     if position == "rotary" and (qk_dim // num_heads) % 2:
         raise ValueError(f"position 'rotary' needs an even head width, got qk_dim / num_heads = {qk_dim // num_heads}.")

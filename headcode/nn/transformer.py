@@ -4,6 +4,7 @@ import math
 from contextlib import nullcontext
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headcode.nn.attention import HyperAttention
@@ -117,6 +118,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(distinct))
         self.final_norm = nn.LayerNorm(config.dim, eps=NORM_EPSILON)
         self.output_proj = None if config.output_dim is None else nn.Linear(config.dim, config.output_dim)
+        self.hint_proj = nn.Linear(config.dim, config.hint_dim) if config.hint_dim else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -132,6 +134,8 @@ class Transformer(nn.Module):
         for block in self.blocks:
             for part in block.children():
                 part.reset_parameters()  # type: ignore[operator]
+        if self.hint_proj is not None:  # the last to be drawn: a model with hints starts like the one without
+            reset_linear(self.hint_proj)
 
     def layers(self) -> list[TransformerBlock]:
         """The block of each layer, in order; one block many times when layers are shared."""
@@ -146,7 +150,8 @@ class Transformer(nn.Module):
         key_padding_mask: Tensor | None = None,
         cache: DecodingCache | None = None,
         dropout_seed: int | None = None,
-    ) -> Tensor:
+        hints: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Outputs (B, T, output_dim), or of the positions in `queries` alone.
 
         Args:
@@ -157,7 +162,10 @@ class Transformer(nn.Module):
                 new ones if the cache is recurrent).
             cache: from `new_cache`; `x` then continues the tokens seen so far.
             dropout_seed: decides attention dropout in training; each layer derives its own.
+            hints: give (outputs, hints) with the outputs (B, T, hint_dim) of the second head.
         """
+        if hints and self.hint_proj is None:
+            raise ValueError("This model has no head for hints: make it with hint_dim above 0.")
         self._check_input(x)
         check_queries(queries, x.shape[1])
         if cache is not None and (not isinstance(cache, DecodingCache) or len(cache.layers) != self.config.num_layers):
@@ -166,11 +174,16 @@ class Transformer(nn.Module):
             if self.config.cross_layers:
                 hidden = self._run_crossing_blocks(x, queries, key_padding_mask, dropout_seed)
             else:
-                hidden = self._run_blocks(x, queries, key_padding_mask, cache, dropout_seed)
+                before_last, hidden = self._run_blocks(x, queries, key_padding_mask, cache, dropout_seed)
         hidden = self.final_norm(hidden)
         if self.output_proj is not None:
-            return self.output_proj(hidden)
-        return hidden @ self.embedding.weight.T / math.sqrt(self.config.dim)
+            outputs = self.output_proj(hidden)
+        else:
+            outputs = hidden @ self.embedding.weight.T / math.sqrt(self.config.dim)
+        if not hints:
+            return outputs
+        assert self.hint_proj is not None
+        return outputs, self.hint_proj(F.layer_norm(before_last, (self.config.dim,)))
 
     def _run_blocks(
         self,
@@ -179,10 +192,12 @@ class Transformer(nn.Module):
         key_padding_mask: Tensor | None,
         cache: DecodingCache | None,
         dropout_seed: int | None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
+        """Every token before the last layer, and what is read after it."""
         hidden = self._embed(x, 0 if cache is None else cache.length)
         layers = self.layers()
         for index, block in enumerate(layers):
+            before = hidden
             hidden = block(
                 hidden,
                 key_padding_mask=key_padding_mask,
@@ -191,7 +206,7 @@ class Transformer(nn.Module):
                 dropout_seed=_layer_seed(dropout_seed, index),
                 use=index if self.config.share_layers else 0,
             )
-        return hidden
+        return before, hidden
 
     def _run_crossing_blocks(
         self, x: Tensor, queries: slice | None, key_padding_mask: Tensor | None, dropout_seed: int | None

@@ -108,6 +108,16 @@ class Task(Config):
         """The fields of a ModelConfig that the task decides."""
         return {"input_dim": self.input_dim, "output_dim": self.output_dim, "max_length": self.sequence_length}
 
+    @property
+    def hint_sizes(self) -> tuple[int, ...]:
+        """The questions of which training tells the answer for every token beside the task itself, each with so many
+        possible answers; none for most tasks."""
+        return ()
+
+    def hints(self, batch: Batch) -> Tensor:
+        """The answers (B, T, question) to those questions, -100 where there is none."""
+        raise NotImplementedError
+
     def split_size(self, split: str) -> int | None:
         """How many instances a split has; None if there is no end to them."""
         return None

@@ -85,8 +85,9 @@ class SRaven(Task):
     """Share of training puzzles whose columns share one permutation: a number, or a curriculum of knots
     (instance number, share) with straight lines between them and the end shares beyond. Only `train` is aligned."""
     blank: float | tuple[tuple[float, ...], ...] = 0.0
-    """How many features of a training puzzle are left out (no value in any panel, and not asked for), below
-    num_features: a number or knots, as `aligned`; 1.3 is one, and in 30 % of the puzzles two."""
+    """How many features of a training puzzle are left out on average (no value in any panel, and not asked for), below
+    num_features: a number or knots, as `aligned`. One feature is always shown, each other one is left out with the same
+    probability: with 4 features, 3 leaves one alone, and 1.5 shows 1, 2, 3 or 4 of them, mostly 2 or 3."""
     rules: tuple[int, ...] | None = None
     """The rule ids in use; None means all eight."""
 
@@ -159,6 +160,20 @@ class SRaven(Task):
         """Whether some training puzzles are made easier than those of the other splits."""
         return self.aligned != 0.0 or self.blank != 0.0
 
+    @property
+    def hint_sizes(self) -> tuple[int, ...]:
+        """Which rule a token's feature follows, and for each column the position at which it shows that feature."""
+        return (len(RULE_NAMES), *([self.num_features] * self.grid))
+
+    def hints(self, batch: Batch) -> Tensor:
+        permutations = batch.info["permutations"]  # (B, column, position) -> feature
+        count, grid, num_features = permutations.shape
+        feature = permutations.flatten(1)  # of the tokens of one row
+        places = permutations.argsort(-1).gather(2, feature[:, None].expand(-1, grid, -1))  # (B, column, token of a row)
+        row = torch.cat([batch.info["token_rules"][:, None, : grid * num_features], places], 1).transpose(1, 2)
+        visible = batch.info["puzzles"][:, 0].reshape(count, -1, 1) >= 0
+        return torch.where(visible, row, NOT_ASKED).repeat(1, grid, 1)
+
     def curriculum(self, name: str, numbers: np.ndarray) -> np.ndarray:
         """The value of `aligned` or `blank` at each instance number of the training split.
 
@@ -208,9 +223,7 @@ class SRaven(Task):
         permutations = np.empty(size, dtype=np.int64)
         shown = np.full(len(numbers), self.num_features)
         if self.blank != 0.0 and split == "train":
-            blank = self.curriculum("blank", numbers)
-            more = integers[:, -1] < (blank - np.floor(blank)) * SHARE_STEPS
-            shown -= np.floor(blank).astype(np.int64) + more
+            shown -= self._number_blank(self.curriculum("blank", numbers), integers[:, -1])
         kernels.build(integers, multisets, aligned, shown, self.permute, self.num_values, puzzles, rules, permutations)
         return {
             "puzzles": puzzles,
@@ -233,6 +246,19 @@ class SRaven(Task):
         info |= {"token_rules": torch.from_numpy(token_rules), "instance": torch.from_numpy(numbers)}
         answers = puzzles[:, -1, -1].astype(np.int64)
         return Batch(torch.from_numpy(x), torch.from_numpy(np.where(answers < 0, NOT_ASKED, answers)), info)
+
+    def _number_blank(self, mean: np.ndarray, draws: np.ndarray) -> np.ndarray:
+        """How many features are left out: binomial with this mean, by draws below SHARE_STEPS."""
+        others = self.num_features - 1
+        share = mean / max(others, 1)
+        number, below = np.zeros(len(mean), dtype=np.int64), np.zeros(len(mean))
+        for count in range(others):
+            chance = np.full(len(mean), float(math.comb(others, count)))
+            for factor in [share] * count + [1.0 - share] * (others - count):
+                chance = chance * factor  # one by one, as in `curriculum`
+            below = below + chance
+            number += draws >= below * SHARE_STEPS
+        return number
 
     @functools.cached_property
     def _recipes(self) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:

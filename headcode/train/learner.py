@@ -54,7 +54,7 @@ class Learner:
         for index, batch in enumerate(parts):
             x, y = self._on_device(batch.x), batch.y.to(self.device, non_blocking=True)
             predict = functools.partial(self._predict, self._called, x, dropout_seed=seed)
-            context = LossContext(predict, self.model, Batch(x, y, batch.info), self.config.task, step, seed)
+            context = LossContext(predict, self.model, Batch(x, y, batch.info), self.config.task, step, seed, self.config.hint)
             with self._synchronised(index == len(parts) - 1):
                 loss = self.loss(context)
                 if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -131,11 +131,16 @@ class Learner:
     def _on_device(self, x: Tensor) -> Tensor:
         return x.to(self.device, self.dtype if x.is_floating_point() else x.dtype, non_blocking=True)
 
-    def _predict(self, forward: Callable[..., Tensor], x: Tensor, dropout_seed: int | None = None) -> Tensor:
+    def _predict(
+        self, forward: Callable[..., Any], x: Tensor, dropout_seed: int | None = None, hints: bool = False
+    ) -> Any:
         bf16 = self.config.precision == "bf16"
+        more = {"hints": True} if hints else {}
         with torch.autocast(self.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
-            prediction = forward(x, queries=self.config.task.model_queries, dropout_seed=dropout_seed)
-        return prediction.float() if bf16 else prediction
+            prediction = forward(x, queries=self.config.task.model_queries, dropout_seed=dropout_seed, **more)
+        if not bf16:
+            return prediction
+        return tuple(part.float() for part in prediction) if hints else prediction.float()
 
     @contextlib.contextmanager
     def _synchronised(self, is_last_part: bool) -> Iterator[None]:

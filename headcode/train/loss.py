@@ -14,8 +14,9 @@ A loss on codes, added to the task's own: codes of the same composition are pull
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -26,8 +27,9 @@ from headcode.tasks import Batch, Task
 class LossContext(NamedTuple):
     """What a loss gets: one part of one step's batch."""
 
-    predict: Callable[[], Tensor]
-    """Runs the model on the batch: outputs (B, read queries, output_dim), dropout and precision as the run says."""
+    predict: Callable[..., Any]
+    """Runs the model on the batch: outputs (B, read queries, output_dim), dropout and precision as the run says; with
+    hints=True, (outputs, hints)."""
     model: Transformer
     """The bare model, to look inside (`capture_codes`). Call `predict`, not the model, so that devices stay in step."""
     batch: Batch
@@ -37,14 +39,31 @@ class LossContext(NamedTuple):
     """Optimiser steps taken before this one."""
     seed: int
     """A hash of (run seed, step): make generators from it, and resumed runs stay exact."""
+    hint: float = 0.0
+    """Weight of the task's hints, as the run says."""
 
 
 Loss = Callable[[LossContext], Tensor]
 
 
 def task_loss(context: LossContext) -> Tensor:
-    """Squared error on hidden values, or cross-entropy on hidden tokens: the mean over all that is read."""
-    return prediction_loss(context.task, context.predict(), context.batch.y)
+    """Squared error on hidden values, or cross-entropy on hidden tokens: the mean over all that is read. Hints, if the
+    run gives any, count beside it."""
+    if not context.hint:
+        return prediction_loss(context.task, context.predict(), context.batch.y)
+    outputs, hints = context.predict(hints=True)
+    loss = prediction_loss(context.task, outputs, context.batch.y)
+    return loss + context.hint * hint_loss(context.task, hints, context.batch)
+
+
+def hint_loss(task: Task, outputs: Tensor, batch: Batch) -> Tensor:
+    """Cross-entropy of the second head's outputs (B, T, sum of the sizes), the mean over the questions."""
+    answers = task.hints(batch).to(outputs.device)
+    each = [
+        F.cross_entropy(logits.flatten(0, 1), answers[..., question].flatten())
+        for question, logits in enumerate(outputs.split(task.hint_sizes, -1))
+    ]
+    return torch.stack(each).mean()
 
 
 def prediction_loss(task: Task, prediction: Tensor, y: Tensor) -> Tensor:
