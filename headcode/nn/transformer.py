@@ -134,7 +134,7 @@ class Transformer(nn.Module):
         for block in self.blocks:
             for part in block.children():
                 part.reset_parameters()  # type: ignore[operator]
-        if self.hint_proj is not None:  # the last to be drawn: a model with hints starts like the one without
+        if self.hint_proj is not None:
             reset_linear(self.hint_proj)
 
     def layers(self) -> list[TransformerBlock]:

@@ -69,6 +69,18 @@ def test_two_processes_agree_with_one(alone, tmp_path, options):
         assert one["step"] == two["step"] and one["loss"] == pytest.approx(two["loss"], rel=1e-4)
 
 
+@pytest.mark.parametrize("options", [[], ["--fsdp"]], ids=["ddp", "fsdp"])
+def test_hints_agree_as_well(tmp_path, options):
+    sizes = SIZES.replace("--num-points 7", "--num-features 2")
+    run = f"train sraven --preset sraven-small --hint 1 {sizes} {EVALUATION} --steps 10 --threads 1".split()
+    finish([sys.executable, "-m", "headcode", *run, "--out", str(tmp_path / "one")])
+    finish(torchrun(2, [*run, "--out", str(tmp_path / "two"), *options]))
+    one, two = weights(tmp_path / "one", 10), weights(tmp_path / "two", 10)
+    assert "hint_proj.weight" in one and one.keys() == two.keys()
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=0.0, atol=1e-5)
+
+
 SHARDED = "--fsdp --steps 30 --ema-decay 0.9 --clip-norm 0.1 --accumulate 2 --checkpoint-every 12"
 
 

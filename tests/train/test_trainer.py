@@ -12,6 +12,7 @@ from training_helpers import assert_same, small_config, train
 
 import headcode
 from headcode import capture_codes
+from headcode.presets import override, preset
 from headcode.tasks import add_sums
 from headcode.train import (
     Runtime,
@@ -324,6 +325,51 @@ def test_a_loss_on_codes_trains_the_codes():
 def test_a_loss_that_is_no_number_is_refused(config):
     with pytest.raises(ValueError, match="must return a tensor with one number"):
         train(config, loss=lambda context: context.predict())
+
+
+def hinting(**changes):
+    sizes = {name: getattr(small_config().model, name) for name in ("dim", "num_heads", "qk_dim", "v_dim", "mlp_dim")}
+    return override(preset("sraven-small"), permute=True, hint=0.5, steps=20, batch_size=6, **sizes, **changes)
+
+
+def test_hints_count_in_the_loss_by_their_weight():
+    found = []
+
+    def spy(context):
+        outputs, hints = context.predict(hints=True)
+        answers = context.task.hints(context.batch)
+        each = [
+            torch.nn.functional.cross_entropy(hints[..., first : first + size].flatten(0, 1), answers[..., n].flatten())
+            for n, (first, size) in enumerate(((0, 8), (8, 2), (10, 2), (12, 2)))
+        ]
+        plain = prediction_loss(context.task, outputs, context.batch.y)
+        found.append((task_loss(context).item(), (plain + 0.5 * sum(each) / 4).item()))
+        return task_loss(context)
+
+    Trainer(hinting(), loss=spy).run()
+    assert len(found) == 20
+    for actual, expected in found:
+        assert actual == pytest.approx(expected, rel=1e-6)
+
+
+def test_runs_with_hints_resume_and_learn_them(tmp_path):
+    config = hinting(eval_size=16, checkpoint_every=6)
+    train(config, tmp_path / "whole")
+    with pytest.raises(TrainingInterrupted):
+        train(config, tmp_path / "broken", reporters=[Interrupting(9)])
+    train(config, tmp_path / "broken")
+    assert_same(tmp_path / "whole", tmp_path / "broken")
+    model = headcode.load(tmp_path / "whole")
+    assert model.config.hint_dim == 8 + 3 * 2 and model.hint_proj is not None
+    start = Trainer(config).model.hint_proj.weight
+    assert not torch.equal(model.hint_proj.weight, start)
+
+
+def test_hints_of_a_task_that_has_none_are_refused():
+    with pytest.raises(ValueError, match=r"The task logic has no hints to give: use hint=0, got 1\.0"):
+        small_config(hint=1.0)
+    with pytest.raises(ValueError, match="hint must be 0 or more, got -1"):
+        hinting().replace(hint=-1.0)
 
 
 def test_random_numbers_in_a_loss_are_resumed(tmp_path, config):
