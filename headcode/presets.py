@@ -77,8 +77,8 @@ class RunConfig(Config):
     precision: Literal["float32", "tf32", "bf16", "float64"] = "float32"
     """float32 is exact float32 (TF32 off); tf32 allows it in matrix products (GPU); bf16 is autocast (made for GPU)."""
     hint: float = 0.0
-    """Weight of the task's hints in the loss: for SRAVEN, a second head says for every token of a training puzzle which
-    rule its feature follows and where each column shows that feature. 0 is none."""
+    """Weight of the task's hints in the loss: further heads of the model, which nothing else reads, answer the task's
+    `questions` about the tokens of training instances. 0 is none."""
     ema_decay: float | None = None
     """Keep an exponential moving average of the weights with this decay, and evaluate that."""
     seed: int = 0
@@ -109,7 +109,7 @@ class RunConfig(Config):
             )
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ValueError(f"ema_decay must lie between 0 and 1, or be None for no average, got {self.ema_decay}.")
-        if self.hint and not self.task.hint_sizes:
+        if self.hint and not self.task.questions:
             raise ValueError(f"The task {self.task.name} has no hints to give: use hint=0, got {self.hint}.")
         derived = _derived(self.task, self.hint)
         wrong = [name for name, value in derived.items() if getattr(self.model, name) != value]
@@ -139,7 +139,7 @@ class RunConfig(Config):
 
 def _derived(task: Task, hint: float) -> dict[str, Any]:
     """The model's fields that the task and its hints decide."""
-    return {**task.model_sizes, "hint_dim": sum(task.hint_sizes) if hint else 0}
+    return {**task.model_sizes, "hint_dims": task.hint_dims if hint else ()}
 
 
 def model_for(task: Task, **settings: Any) -> ModelConfig:
@@ -151,7 +151,7 @@ def model_for(task: Task, **settings: Any) -> ModelConfig:
 SECTIONS = ("task", "model", "optimization")
 _NOT_BY_HAND = {
     "task": ("seed", "shards", "tokenizer_hash"),
-    "model": ("input_dim", "vocab_size", "output_dim", "max_length", "hint_dim"),
+    "model": ("input_dim", "vocab_size", "output_dim", "max_length", "hint_dims"),
 }
 
 

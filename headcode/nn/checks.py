@@ -46,13 +46,14 @@ def check_cross(cross_layers: int, num_layers: int, causal: bool) -> None:
         )
 
 
-def check_hints(hint_dim: int, num_layers: int, cross_layers: int) -> None:
-    if hint_dim < 0:
-        raise ValueError(f"hint_dim must be 0 or more, got {hint_dim}.")
-    if hint_dim and (num_layers < 2 or cross_layers):
+def check_hints(hint_dims: tuple[int, ...], num_layers: int, cross_layers: int) -> None:
+    if any(size < 1 for size in hint_dims):
+        raise ValueError(f"hint_dims must be 1 or more each, got {hint_dims}.")
+    if hint_dims and (num_layers <= len(hint_dims) or cross_layers):
         raise ValueError(
-            "Hints are read from every token before the last layer, which needs two layers or more and one sequence; "
-            f"got num_layers={num_layers} and cross_layers={cross_layers}: change these, or use no hints."
+            f"These hints are read from every token of one sequence between layers, the first after {len(hint_dims)} "
+            f"or more before the last, which needs num_layers of {len(hint_dims) + 1} or more and cross_layers=0; "
+            f"got {num_layers} and {cross_layers}."
         )
 
 

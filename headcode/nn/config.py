@@ -64,9 +64,9 @@ class ModelConfig(Config):
     cross_layers: int = 0
     """In the last so many layers the positions that are read (`queries`) are a second sequence, which attends to the
     others by cross-attention; the layers before see the others alone. 0 is one sequence."""
-    hint_dim: int = 0
-    """Outputs of a second head, which reads every token before the last layer and is trained by the hints of a task
-    (`hint` of a run); 0 is none."""
+    hint_dims: tuple[int, ...] = ()
+    """Outputs of further heads, trained by the hints of a task (`hint` of a run): the first one reads every token before
+    the last layer, the second before the last two, and so on."""
     attention_dropout: float = 0.0
     """Share of (query, key) pairs dropped in training. The paper's runs use 0.1."""
     recurrent: bool = False
@@ -97,7 +97,7 @@ class ModelConfig(Config):
             )
         check_rotary(self.position, self.qk_dim, self.num_heads)
         check_cross(self.cross_layers, self.num_layers, self.causal)
-        check_hints(self.hint_dim, self.num_layers, self.cross_layers)
+        check_hints(self.hint_dims, self.num_layers, self.cross_layers)
         check_dropout("attention_dropout", self.attention_dropout)
         check_choice("backend", self.backend, BACKEND_NAMES)
         if self.recurrent and (

@@ -118,7 +118,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(distinct))
         self.final_norm = nn.LayerNorm(config.dim, eps=NORM_EPSILON)
         self.output_proj = None if config.output_dim is None else nn.Linear(config.dim, config.output_dim)
-        self.hint_proj = nn.Linear(config.dim, config.hint_dim) if config.hint_dim else None
+        self.hint_projs = nn.ModuleList(nn.Linear(config.dim, size) for size in config.hint_dims)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -134,8 +134,8 @@ class Transformer(nn.Module):
         for block in self.blocks:
             for part in block.children():
                 part.reset_parameters()  # type: ignore[operator]
-        if self.hint_proj is not None:
-            reset_linear(self.hint_proj)
+        for proj in self.hint_projs:
+            reset_linear(proj)
 
     def layers(self) -> list[TransformerBlock]:
         """The block of each layer, in order; one block many times when layers are shared."""
@@ -151,7 +151,7 @@ class Transformer(nn.Module):
         cache: DecodingCache | None = None,
         dropout_seed: int | None = None,
         hints: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> Tensor | tuple[Tensor, list[Tensor]]:
         """Outputs (B, T, output_dim), or of the positions in `queries` alone.
 
         Args:
@@ -162,10 +162,10 @@ class Transformer(nn.Module):
                 new ones if the cache is recurrent).
             cache: from `new_cache`; `x` then continues the tokens seen so far.
             dropout_seed: decides attention dropout in training; each layer derives its own.
-            hints: give (outputs, hints) with the outputs (B, T, hint_dim) of the second head.
+            hints: give (outputs, hints), where hints has the outputs (B, T, size) of each head in `hint_dims`.
         """
-        if hints and self.hint_proj is None:
-            raise ValueError("This model has no head for hints: make it with hint_dim above 0.")
+        if hints and not self.config.hint_dims:
+            raise ValueError("This model has no heads for hints: make it with hint_dims.")
         self._check_input(x)
         check_queries(queries, x.shape[1])
         if cache is not None and (not isinstance(cache, DecodingCache) or len(cache.layers) != self.config.num_layers):
@@ -174,7 +174,7 @@ class Transformer(nn.Module):
             if self.config.cross_layers:
                 hidden = self._run_crossing_blocks(x, queries, key_padding_mask, dropout_seed)
             else:
-                before_last, hidden = self._run_blocks(x, queries, key_padding_mask, cache, dropout_seed)
+                hidden, earlier = self._run_blocks(x, queries, key_padding_mask, cache, dropout_seed)
         hidden = self.final_norm(hidden)
         if self.output_proj is not None:
             outputs = self.output_proj(hidden)
@@ -182,8 +182,10 @@ class Transformer(nn.Module):
             outputs = hidden @ self.embedding.weight.T / math.sqrt(self.config.dim)
         if not hints:
             return outputs
-        assert self.hint_proj is not None
-        return outputs, self.hint_proj(F.layer_norm(before_last, (self.config.dim,)))
+        return outputs, [
+            proj(F.layer_norm(tokens, (self.config.dim,)))
+            for proj, tokens in zip(self.hint_projs, reversed(earlier), strict=False)
+        ]
 
     def _run_blocks(
         self,
@@ -192,12 +194,14 @@ class Transformer(nn.Module):
         key_padding_mask: Tensor | None,
         cache: DecodingCache | None,
         dropout_seed: int | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Every token before the last layer, and what is read after it."""
+    ) -> tuple[Tensor, list[Tensor]]:
+        """What is read after the last layer, and every token before each of the layers that hints look at."""
         hidden = self._embed(x, 0 if cache is None else cache.length)
         layers = self.layers()
+        earlier = []
         for index, block in enumerate(layers):
-            before = hidden
+            if index >= len(layers) - len(self.hint_projs):
+                earlier.append(hidden)
             hidden = block(
                 hidden,
                 key_padding_mask=key_padding_mask,
@@ -206,7 +210,7 @@ class Transformer(nn.Module):
                 dropout_seed=_layer_seed(dropout_seed, index),
                 use=index if self.config.share_layers else 0,
             )
-        return before, hidden
+        return hidden, earlier
 
     def _run_crossing_blocks(
         self, x: Tensor, queries: slice | None, key_padding_mask: Tensor | None, dropout_seed: int | None

@@ -25,6 +25,7 @@ from headcode.tasks.streams import MAX_INSTANCE, MAX_SEED, Stream
 # A random division that must cover every part is redrawn at most this often before we say that it cannot be made.
 MAX_REDRAWS = 2000
 MAX_COMPOSITIONS = 1_000_000
+NOT_ASKED = -100  # the class that cross-entropy leaves out
 
 
 class Batch(NamedTuple):
@@ -38,6 +39,20 @@ class Batch(NamedTuple):
         """The same batch on another device."""
         moved = {name: value.to(device) for name, value in self.info.items()}
         return Batch(self.x.to(device), self.y.to(device), moved)
+
+
+class Questions(NamedTuple):
+    """Questions of one kind about every token, which training can answer beside the task itself: hints."""
+
+    name: str
+    depth: int
+    """They are put to the tokens before the last so many layers."""
+    count: int
+    """So many questions about a token …"""
+    size: int
+    """… with so many possible answers each."""
+    weight: float
+    """Of the mean over all answers in the loss."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,13 +124,18 @@ class Task(Config):
         return {"input_dim": self.input_dim, "output_dim": self.output_dim, "max_length": self.sequence_length}
 
     @property
-    def hint_sizes(self) -> tuple[int, ...]:
-        """The questions of which training tells the answer for every token beside the task itself, each with so many
-        possible answers; none for most tasks."""
+    def questions(self) -> tuple[Questions, ...]:
+        """What hints tell about the tokens of training instances; nothing for most tasks."""
         return ()
 
-    def hints(self, batch: Batch) -> Tensor:
-        """The answers (B, T, question) to those questions, -100 where there is none."""
+    @property
+    def hint_dims(self) -> tuple[int, ...]:
+        """How many outputs the heads of a model need for `questions`, from the last layer back."""
+        depths = range(1, max((asked.depth for asked in self.questions), default=0) + 1)
+        return tuple(sum(q.count * q.size for q in self.questions if q.depth == depth) for depth in depths)
+
+    def hints(self, batch: Batch) -> list[Tensor]:
+        """The answers to `questions`, each (B, T, count), -100 where there is none."""
         raise NotImplementedError
 
     def split_size(self, split: str) -> int | None:

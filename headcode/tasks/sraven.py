@@ -32,7 +32,9 @@ from torch import Tensor
 
 from headcode.tasks.base import (
     MAX_COMPOSITIONS,
+    NOT_ASKED,
     Batch,
+    Questions,
     Task,
     check_instances,
     check_share,
@@ -42,7 +44,6 @@ from headcode.tasks.base import (
 
 RULE_NAMES = ("constant", "+1", "+2", "-1", "-2", "sum", "difference", "distribute")
 DISTRIBUTE = 7
-NOT_ASKED = -100  # the class that cross-entropy leaves out
 # Shares of puzzles are compared with an integer of this many values.
 SHARE_STEPS = 2**31
 
@@ -161,18 +162,44 @@ class SRaven(Task):
         return self.aligned != 0.0 or self.blank != 0.0
 
     @property
-    def hint_sizes(self) -> tuple[int, ...]:
-        """Which rule a token's feature follows, and for each column the position at which it shows that feature."""
-        return (len(RULE_NAMES), *([self.num_features] * self.grid))
+    def questions(self) -> tuple[Questions, ...]:
+        """Before the last layer: which rule does a token's feature follow, and at which position does each column show
+        it? On a 3×3 grid, before the last two layers, put to the last panel of each whole row: of which pairs (first
+        panel, second panel) is a cell the sum, of which the difference?"""
+        asked = [
+            Questions("rule", 1, 1, len(RULE_NAMES), 1.0),
+            Questions("places", 1, self.grid, self.num_features, 1.0),
+        ]
+        if self.grid == 3:
+            asked.append(Questions("sums", 2, 2 * self.num_features**2, 2, 8.0))
+        return tuple(asked)
 
-    def hints(self, batch: Batch) -> Tensor:
+    def hints(self, batch: Batch) -> list[Tensor]:
         permutations = batch.info["permutations"]  # (B, column, position) -> feature
-        count, grid, num_features = permutations.shape
+        cells = batch.info["puzzles"]
+        count, grid, _ = permutations.shape
         feature = permutations.flatten(1)  # of the tokens of one row
         places = permutations.argsort(-1).gather(2, feature[:, None].expand(-1, grid, -1))  # (B, column, token of a row)
-        row = torch.cat([batch.info["token_rules"][:, None, : grid * num_features], places], 1).transpose(1, 2)
-        visible = batch.info["puzzles"][:, 0].reshape(count, -1, 1) >= 0
-        return torch.where(visible, row, NOT_ASKED).repeat(1, grid, 1)
+        shown = cells[:, 0].reshape(count, -1, 1) >= 0
+        rule = batch.info["token_rules"][:, : feature.shape[1], None]
+        answers = [
+            torch.where(shown, rule, NOT_ASKED).repeat(1, grid, 1),
+            torch.where(shown, places.transpose(1, 2), NOT_ASKED).repeat(1, grid, 1),
+        ]
+        if grid == 3:
+            answers.append(self._sums(cells))
+        return answers
+
+    def _sums(self, cells: Tensor) -> Tensor:
+        """Whether the last cell of a whole row is the sum, or the difference, of each pair of earlier ones."""
+        whole = cells[:, :-1].long()
+        first, second, last = whole[:, :, 0, None, :, None], whole[:, :, 1, None, None, :], whole[:, :, 2, :, None, None]
+        holds = torch.stack([(first + second - last) % self.num_values == 0, (first - second - last) % self.num_values == 0])
+        known = (first >= 0) & (second >= 0) & (last >= 0)
+        found = torch.where(known, holds.long(), NOT_ASKED)  # (sign, B, row, last, first, second)
+        answers = torch.full((*cells.shape, 2 * self.num_features**2), NOT_ASKED)
+        answers[:, :-1, 2] = found.movedim(0, -1).flatten(3)
+        return answers.flatten(1, 3)
 
     def curriculum(self, name: str, numbers: np.ndarray) -> np.ndarray:
         """The value of `aligned` or `blank` at each instance number of the training split.

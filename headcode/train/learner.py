@@ -140,7 +140,9 @@ class Learner:
             prediction = forward(x, queries=self.config.task.model_queries, dropout_seed=dropout_seed, **more)
         if not bf16:
             return prediction
-        return tuple(part.float() for part in prediction) if hints else prediction.float()
+        if not hints:
+            return prediction.float()
+        return prediction[0].float(), [part.float() for part in prediction[1]]
 
     @contextlib.contextmanager
     def _synchronised(self, is_last_part: bool) -> Iterator[None]:

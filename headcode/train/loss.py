@@ -16,12 +16,12 @@ A loss on codes, added to the task's own: codes of the same composition are pull
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from headcode.nn import Transformer
 from headcode.tasks import Batch, Task
+from headcode.tasks.base import NOT_ASKED
 
 
 class LossContext(NamedTuple):
@@ -56,14 +56,19 @@ def task_loss(context: LossContext) -> Tensor:
     return loss + context.hint * hint_loss(context.task, hints, context.batch)
 
 
-def hint_loss(task: Task, outputs: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy of the second head's outputs (B, T, sum of the sizes), the mean over the questions."""
-    answers = task.hints(batch).to(outputs.device)
-    each = [
-        F.cross_entropy(logits.flatten(0, 1), answers[..., question].flatten())
-        for question, logits in enumerate(outputs.split(task.hint_sizes, -1))
-    ]
-    return torch.stack(each).mean()
+def hint_loss(task: Task, outputs: list[Tensor], batch: Batch) -> Tensor:
+    """Cross-entropy of the answers that a model's further heads give to the task's questions; for each kind of question
+    the mean over all answers, times its weight."""
+    total = outputs[0].new_zeros(())
+    used = [0] * len(outputs)
+    for asked, answers in zip(task.questions, task.hints(batch), strict=True):
+        head, width = asked.depth - 1, asked.count * asked.size
+        logits = outputs[head][..., used[head] : used[head] + width].unflatten(-1, (asked.count, asked.size))
+        used[head] += width
+        tokens = (answers != NOT_ASKED).any(-1)
+        logits, answers = logits[tokens.to(logits.device)], answers[tokens].to(logits.device)
+        total = total + asked.weight * F.cross_entropy(logits.flatten(0, 1), answers.flatten())
+    return total
 
 
 def prediction_loss(task: Task, prediction: Tensor, y: Tensor) -> Tensor:
