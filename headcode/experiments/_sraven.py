@@ -4,7 +4,7 @@ The paper's own setting (4 features, AdamW, 10 million instances and more) is ou
 every method gets the same other setting, in which small models learn within minutes: puzzles of 2 features (permuted in
 every column like the paper's), Muon, relative and learned positions together, a rate that is held and then falls, no
 attention dropout, and a curriculum in which 80 % of the training puzzles are aligned at first and none after half of
-the run. Evaluation puzzles are never aligned.
+the run. Evaluation puzzles are never aligned. No hints are given: they would say what the codes are to find.
 """
 
 import json
@@ -42,13 +42,19 @@ def sraven_base(scale: Scale) -> RunConfig:
     """smoke: seconds, and no result; laptop: 2 features in minutes; paper: the ×1 model on 10 million instances."""
     if scale == "paper":
         return preset("sraven")
+    config = shortened(preset("sraven-fast"), scale)
+    aligned = ((0.0, 0.8), (0.5 * config.steps * config.batch_size, 0.0))
+    return override(config, hint=0.0, position_period=None, aligned=aligned)
+
+
+def shortened(config: RunConfig, scale: Scale) -> RunConfig:
+    """For the smaller scales: 2 features, and a few steps; at smoke scale a small model as well."""
     steps, batch_size = (16, 16) if scale == "smoke" else (3000, 128)
     config = override(
-        preset("sraven-fast"),
+        config,
         num_features=2,
         steps=steps,
         batch_size=batch_size,
-        aligned=((0.0, 0.8), (0.5 * steps * batch_size, 0.0)),
         warmup_steps=100,
         eval_every=500,
         eval_size=1024,
@@ -56,7 +62,7 @@ def sraven_base(scale: Scale) -> RunConfig:
     )
     if scale == "laptop":
         return config
-    small = {"dim": 32, "num_heads": 4, "qk_dim": 16, "v_dim": 16, "mlp_dim": 32, "num_layers": 2}
+    small = {"dim": 32, "num_heads": 4, "qk_dim": 16, "v_dim": 16, "mlp_dim": 32, "num_layers": 3}
     return override(config, **small, log_every=4, eval_every=8, eval_size=128)
 
 

@@ -51,9 +51,8 @@ def check_hints(hint_dims: tuple[int, ...], num_layers: int, cross_layers: int) 
         raise ValueError(f"hint_dims must be 1 or more each, got {hint_dims}.")
     if hint_dims and (num_layers <= len(hint_dims) or cross_layers):
         raise ValueError(
-            f"These hints are read from every token of one sequence between layers, the first after {len(hint_dims)} "
-            f"or more before the last, which needs num_layers of {len(hint_dims) + 1} or more and cross_layers=0; "
-            f"got {num_layers} and {cross_layers}."
+            f"Hints that reach {len(hint_dims)} layers back need num_layers of {len(hint_dims) + 1} or more and "
+            f"cross_layers=0, got {num_layers} and {cross_layers}: change these, or train with hint=0."
         )
 
 

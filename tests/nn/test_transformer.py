@@ -127,24 +127,26 @@ def test_learned_positions_that_repeat(period):
 
 
 @pytest.mark.parametrize("options", [{}, {"share_layers": True}, {"position": "learned"}])
-def test_hints_are_read_before_the_last_layer_and_change_nothing_else(options):
+def test_hints_are_read_before_the_last_layers_and_change_nothing_else(options):
     def made(**more):
         return Transformer(ModelConfig(**{**SMALL, "input_dim": 5, "output_dim": 3, **options, **more})).double()
 
-    plain, hinting = made(), made(hint_dim=4)
-    assert set(hinting.state_dict()) - set(plain.state_dict()) == {"hint_proj.weight", "hint_proj.bias"}
+    plain, hinting = made(num_layers=3), made(num_layers=3, hint_dims=(4, 6))
+    heads = {f"hint_projs.{n}.{part}" for n in (0, 1) for part in ("weight", "bias")}
+    assert set(hinting.state_dict()) - set(plain.state_dict()) == heads
     plain.load_state_dict({name: hinting.state_dict()[name] for name in plain.state_dict()})
     queries = slice(-2, None)
     outputs, hints = hinting(X, queries=queries, hints=True)
-    assert hints.shape == (*X.shape[:2], 4)
+    assert [found.shape for found in hints] == [(*X.shape[:2], 4), (*X.shape[:2], 6)]
     assert torch.equal(outputs, hinting(X, queries=queries))
     torch.testing.assert_close(outputs, plain(X, queries=queries))
     hidden = hinting._embed(X, 0)
-    for block in hinting.layers()[:-1]:
+    for block, found, head in zip(hinting.layers()[:-1], reversed(hints), reversed(hinting.hint_projs), strict=True):
         hidden = block(hidden)
-    hidden = (hidden - hidden.mean(-1, keepdim=True)) / (hidden.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
-    torch.testing.assert_close(hints, hidden @ hinting.hint_proj.weight.T + hinting.hint_proj.bias)
-    with pytest.raises(ValueError, match="has no head for hints"):
+        scale = (hidden.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+        expected = (hidden - hidden.mean(-1, keepdim=True)) / scale @ head.weight.T + head.bias
+        torch.testing.assert_close(found, expected)
+    with pytest.raises(ValueError, match="has no heads for hints"):
         plain(X, hints=True)
 
 
@@ -346,9 +348,9 @@ class TestStorage:
         ({"position": "x"}, "position must be one of relative, rotary, sinusoidal, learned, relative_learned, none"),
         ({"position": "rotary", "position_period": 3}, "position_period=3 is for learned positions"),
         ({"position": "learned", "position_period": 0}, "position_period must be at least 1, got 0"),
-        ({"hint_dim": -1}, "hint_dim must be 0 or more, got -1"),
-        ({"hint_dim": 2, "num_layers": 1}, "needs two layers or more and one sequence; got num_layers=1"),
-        ({"hint_dim": 2, "cross_layers": 1}, "and cross_layers=1: change these, or use no hints"),
+        ({"hint_dims": (3, 0)}, "hint_dims must be 1 or more each, got (3, 0)"),
+        ({"hint_dims": (3, 4), "num_layers": 2}, "need num_layers of 3 or more and cross_layers=0, got 2 and 0"),
+        ({"hint_dims": (2,), "cross_layers": 1}, "and cross_layers=0, got 3 and 1"),
         ({"feedforward": "x"}, "feedforward must be one of gelu, swiglu"),
         ({"backend": "x"}, "backend must be one of auto"),
         ({"recurrent": True}, "recurrent=True is not possible"),

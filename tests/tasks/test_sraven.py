@@ -246,9 +246,10 @@ def test_a_curriculum_of_aligned_puzzles():
 def test_hints_name_the_rule_of_every_token_and_its_places_in_all_columns(options):
     task = SRaven(seed=2, **options)
     batch = task.sample("train", 0, 50)
-    hints = task.hints(batch)
-    assert hints.shape == (50, task.sequence_length, 1 + task.grid)
-    assert task.hint_sizes == (8, *([task.num_features] * task.grid))
+    rules, places, *sums = task.hints(batch)
+    assert [answers.shape[2] for answers in (rules, places, *sums)] == [asked.count for asked in task.questions]
+    assert task.hint_dims[0] == 8 + task.grid * task.num_features
+    assert (len(sums), len(task.hint_dims)) == ((1, 2) if task.grid == 3 else (0, 1))
     features = batch.info["permutations"]
     shown = 0
     for n in range(50):
@@ -256,13 +257,31 @@ def test_hints_name_the_rule_of_every_token_and_its_places_in_all_columns(option
             panel, position = divmod(token, task.num_features)
             column = panel % task.grid
             if batch.info["puzzles"].flatten(1)[n, token] < 0:
-                assert (hints[n, token] == -100).all()
+                assert rules[n, token] == -100 and (places[n, token] == -100).all()
                 continue
             shown += 1
-            assert hints[n, token, 0] == batch.info["token_rules"][n, token]
-            for other, place in enumerate(hints[n, token, 1:]):
+            assert rules[n, token] == batch.info["token_rules"][n, token]
+            for other, place in enumerate(places[n, token]):
                 assert features[n, other, place] == features[n, column, position]
     assert shown == 50 * task.sequence_length or "blank" in options
+
+
+@pytest.mark.parametrize("options", [{}, {"blank": 1.5, "num_values": 5}])
+def test_hints_on_sums_are_the_arithmetic_of_each_whole_row(options):
+    task = SRaven(seed=3, num_features=3, **options)
+    batch = task.sample("train", 0, 20)
+    sums = task.hints(batch)[2].unflatten(-1, (3, 3, 2)).unflatten(1, (3, 3, 3)).tolist()
+    cells = batch.info["puzzles"].tolist()
+    seen = set()
+    for n, row, column, last, first, second in itertools.product(range(20), *[range(3)] * 5):
+        a, b, c = cells[n][row][0][first], cells[n][row][1][second], cells[n][row][2][last]
+        if column < 2 or row == 2 or min(a, b, c) < 0:
+            expected = [-100, -100]
+        else:
+            expected = [int((a + b) % task.num_values == c), int((a - b) % task.num_values == c)]
+        assert sums[n][row][column][last][first][second] == expected
+        seen.add(tuple(expected))
+    assert {(0, 0), (0, 1), (1, 0), (1, 1), (-100, -100)} == seen
 
 
 def test_blank_features_have_no_value_and_are_not_asked_for():

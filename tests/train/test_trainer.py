@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 from training_helpers import assert_same, small_config, train
 
 import headcode
@@ -329,21 +330,29 @@ def test_a_loss_that_is_no_number_is_refused(config):
 
 def hinting(**changes):
     sizes = {name: getattr(small_config().model, name) for name in ("dim", "num_heads", "qk_dim", "v_dim", "mlp_dim")}
-    return override(preset("sraven-small"), permute=True, hint=0.5, steps=20, batch_size=6, **sizes, **changes)
+    return override(
+        preset("sraven-small"), permute=True, hint=0.5, num_layers=3, steps=20, batch_size=6, **sizes, **changes
+    )
 
 
 def test_hints_count_in_the_loss_by_their_weight():
     found = []
 
     def spy(context):
-        outputs, hints = context.predict(hints=True)
-        answers = context.task.hints(context.batch)
-        each = [
-            torch.nn.functional.cross_entropy(hints[..., first : first + size].flatten(0, 1), answers[..., n].flatten())
-            for n, (first, size) in enumerate(((0, 8), (8, 2), (10, 2), (12, 2)))
-        ]
+        outputs, (late, early) = context.predict(hints=True)
+        rule, places, sums = context.task.hints(context.batch)
+        whole = [4, 5, 10, 11]  # the last panels of the first two rows
+        rule_loss = cross_entropy(late[..., :8].flatten(0, 1), rule.flatten())
+        place_loss = sum(
+            cross_entropy(late[..., 8 + 2 * n : 10 + 2 * n].flatten(0, 1), places[..., n].flatten()) / 3
+            for n in range(3)
+        )
+        sum_loss = sum(
+            cross_entropy(early[:, whole, 2 * n : 2 * n + 2].flatten(0, 1), sums[:, whole, n].flatten()) / 8
+            for n in range(8)
+        )
         plain = prediction_loss(context.task, outputs, context.batch.y)
-        found.append((task_loss(context).item(), (plain + 0.5 * sum(each) / 4).item()))
+        found.append((task_loss(context).item(), (plain + 0.5 * (rule_loss + place_loss + 8 * sum_loss)).item()))
         return task_loss(context)
 
     Trainer(hinting(), loss=spy).run()
@@ -360,9 +369,9 @@ def test_runs_with_hints_resume_and_learn_them(tmp_path):
     train(config, tmp_path / "broken")
     assert_same(tmp_path / "whole", tmp_path / "broken")
     model = headcode.load(tmp_path / "whole")
-    assert model.config.hint_dim == 8 + 3 * 2 and model.hint_proj is not None
-    start = Trainer(config).model.hint_proj.weight
-    assert not torch.equal(model.hint_proj.weight, start)
+    assert model.config.hint_dims == (8 + 3 * 2, 2 * 2 * 2**2)
+    start = Trainer(config).model.hint_projs
+    assert all(not torch.equal(one.weight, other.weight) for one, other in zip(model.hint_projs, start, strict=True))
 
 
 def test_hints_of_a_task_that_has_none_are_refused():
