@@ -179,7 +179,9 @@ class SRaven(Task):
         cells = batch.info["puzzles"]
         count, grid, _ = permutations.shape
         feature = permutations.flatten(1)  # of the tokens of one row
-        places = permutations.argsort(-1).gather(2, feature[:, None].expand(-1, grid, -1))  # (B, column, token of a row)
+        places = permutations.argsort(-1).gather(
+            2, feature[:, None].expand(-1, grid, -1)
+        )  # (B, column, token of a row)
         shown = cells[:, 0].reshape(count, -1, 1) >= 0
         rule = batch.info["token_rules"][:, : feature.shape[1], None]
         answers = [
@@ -193,8 +195,14 @@ class SRaven(Task):
     def _sums(self, cells: Tensor) -> Tensor:
         """Whether the last cell of a whole row is the sum, or the difference, of each pair of earlier ones."""
         whole = cells[:, :-1].long()
-        first, second, last = whole[:, :, 0, None, :, None], whole[:, :, 1, None, None, :], whole[:, :, 2, :, None, None]
-        holds = torch.stack([(first + second - last) % self.num_values == 0, (first - second - last) % self.num_values == 0])
+        first, second, last = (
+            whole[:, :, 0, None, :, None],
+            whole[:, :, 1, None, None, :],
+            whole[:, :, 2, :, None, None],
+        )
+        holds = torch.stack(
+            [(first + second - last) % self.num_values == 0, (first - second - last) % self.num_values == 0]
+        )
         known = (first >= 0) & (second >= 0) & (last >= 0)
         found = torch.where(known, holds.long(), NOT_ASKED)  # (sign, B, row, last, first, second)
         answers = torch.full((*cells.shape, 2 * self.num_features**2), NOT_ASKED)

@@ -54,7 +54,9 @@ class Learner:
         for index, batch in enumerate(parts):
             x, y = self._on_device(batch.x), batch.y.to(self.device, non_blocking=True)
             predict = functools.partial(self._predict, self._called, x, dropout_seed=seed)
-            context = LossContext(predict, self.model, Batch(x, y, batch.info), self.config.task, step, seed, self.config.hint)
+            context = LossContext(
+                predict, self.model, Batch(x, y, batch.info), self.config.task, step, seed, self.config.hint
+            )
             with self._synchronised(index == len(parts) - 1):
                 loss = self.loss(context)
                 if not isinstance(loss, Tensor) or loss.numel() != 1:

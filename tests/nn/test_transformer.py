@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import headcode
 from headcode import METHODS, ModelConfig, Transformer
+from headcode.interop import to_reference
 from headcode.nn import RelativeBias, forward_flops, load_model, save_model
 from headcode.nn.position import relative_bucket, sinusoidal_positions
 
@@ -148,6 +149,8 @@ def test_hints_are_read_before_the_last_layers_and_change_nothing_else(options):
         torch.testing.assert_close(found, expected)
     with pytest.raises(ValueError, match="has no heads for hints"):
         plain(X, hints=True)
+    with pytest.raises(ValueError, match="The authors' code has no heads for hints"):
+        to_reference(made(hint_dims=(4,), position="relative"))
 
 
 @pytest.mark.parametrize("method", METHODS)
