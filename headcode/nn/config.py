@@ -65,8 +65,8 @@ class ModelConfig(Config):
     """In the last so many layers the positions that are read (`queries`) are a second sequence, which attends to the
     others by cross-attention; the layers before see the others alone. 0 is one sequence."""
     hint_dims: tuple[int, ...] = ()
-    """Outputs of further heads, trained by the hints of a task (`hint` of a run): the first one reads every token before
-    the last layer, the second before the last two, and so on."""
+    """Outputs of further heads, trained by the hints of a task (`hint` of a run): the first one reads every token
+    before the last layer, the second before the last two, and so on."""
     attention_dropout: float = 0.0
     """Share of (query, key) pairs dropped in training. The paper's runs use 0.1."""
     recurrent: bool = False

@@ -72,7 +72,8 @@ def test_two_processes_agree_with_one(alone, tmp_path, options):
 @pytest.mark.parametrize("options", [[], ["--fsdp"]], ids=["ddp", "fsdp"])
 def test_hints_agree_as_well(tmp_path, options):
     sizes = SIZES.replace("--num-points 7", "--num-features 2")
-    run = f"train sraven --preset sraven-small --num-layers 3 --hint 1 {sizes} {EVALUATION} --steps 10 --threads 1".split()
+    settings = "--preset sraven-small --num-layers 3 --hint 1 --steps 10 --threads 1"
+    run = f"train sraven {settings} {sizes} {EVALUATION}".split()
     finish([sys.executable, "-m", "headcode", *run, "--out", str(tmp_path / "one")])
     finish(torchrun(2, [*run, "--out", str(tmp_path / "two"), *options]))
     one, two = weights(tmp_path / "one", 10), weights(tmp_path / "two", 10)
