@@ -52,8 +52,8 @@ class SRavenRecipe(Experiment):
     )
     claim = "The paper has no such recipe: nothing to agree or disagree with."
     selection = (
-        "The last checkpoint counts; nothing is chosen. Laptop scale has puzzles of 2 features and few steps: what helps "
-        "there need not help with 4."
+        "The last checkpoint counts; nothing is chosen. Laptop scale has puzzles of 2 features and few steps: "
+        "what helps there need not help with 4."
     )
 
     def runs(self, scale: Scale) -> NamedConfigs:
