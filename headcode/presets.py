@@ -116,7 +116,8 @@ class RunConfig(Config):
         if wrong:
             raise ValueError(
                 f"The model does not fit the task: {wrong[0]} must be {derived[wrong[0]]}, "
-                f"got {getattr(self.model, wrong[0])}; make it with model_for(task, …)."
+                f"got {getattr(self.model, wrong[0])}; make it with model_for(task, hint=…, …), "
+                f"or change a run with override(config, …)."
             )
         if isinstance(self.task, LanguageModelling) and not self.model.causal:
             raise ValueError("A language model must not see the tokens that it predicts: causal must be True.")
@@ -142,9 +143,18 @@ def _derived(task: Task, hint: float) -> dict[str, Any]:
     return {**task.model_sizes, "hint_dims": task.hint_dims if hint else ()}
 
 
-def model_for(task: Task, **settings: Any) -> ModelConfig:
-    """A ModelConfig whose inputs, outputs and length are the task's."""
-    return ModelConfig(**_derived(task, 0.0), **settings)
+def model_for(task: Task, *, hint: float = 0.0, **settings: Any) -> ModelConfig:
+    """A ModelConfig whose inputs, outputs and length are the task's, with heads for its hints if they have a weight."""
+    return ModelConfig(**_derived(task, hint), **settings)
+
+
+def _fitted(config: RunConfig, task: Task, hint: float) -> dict[str, Any]:
+    """What another task changes in the run's model. Positions that repeat with the task's period still do so."""
+    period = config.model.position_period
+    return {
+        **_derived(task, hint),
+        "position_period": task.period if period is not None and period == config.task.period else period,
+    }
 
 
 # The sections of a RunConfig that are themselves configurations, and the fields of them that cannot be set by hand.
@@ -211,7 +221,9 @@ def override(config: RunConfig, **changes: Any) -> RunConfig:
     task = config.task.replace(**by_section["task"])
     return config.replace(
         task=task,
-        model=config.model.replace(**_derived(task, by_section[None].get("hint", config.hint)), **by_section["model"]),
+        model=config.model.replace(
+            **_fitted(config, task, by_section[None].get("hint", config.hint)) | by_section["model"]
+        ),
         optimization=config.optimization.replace(**by_section["optimization"]),
         **by_section[None],
     )
@@ -315,7 +327,7 @@ def _widened(factor: int) -> RunConfig:
 
 def with_task(config: RunConfig, task: Task) -> RunConfig:
     """The same run on another task of its kind; the model's sizes follow."""
-    return config.replace(task=task, model=config.model.replace(**_derived(task, config.hint)))
+    return config.replace(task=task, model=config.model.replace(**_fitted(config, task, config.hint)))
 
 
 def lm_small() -> RunConfig:

@@ -42,6 +42,25 @@ def test_fields_are_found_wherever_they_stand():
         assert override(config, **{name: get_field(config, name)}) == config or name == "seed"
 
 
+def test_positions_repeat_row_by_row_whatever_the_puzzle():
+    fast = preset("sraven-fast")
+    assert fast.model.position_period == fast.task.period == 12
+    assert override(fast, num_features=2).model.position_period == 6
+    assert override(fast, num_features=2, grid=4).model.position_period == 8
+    assert override(fast, num_features=2, position_period=3).model.position_period == 3
+    assert override(fast, num_features=2, position_period=None).model.position_period is None
+
+
+def test_hints_bring_their_heads():
+    fast = preset("sraven-fast")
+    assert fast.hint == 1.0 and fast.model.hint_dims == (20, 64)
+    assert override(fast, hint=0.0).model.hint_dims == ()
+    assert override(preset("sraven-small"), hint=0.5, num_layers=3).model.hint_dims == (14, 16)
+    assert RunConfig(task=fast.task, model=model_for(fast.task, hint=1.0, num_layers=4), hint=1.0).hint == 1.0
+    with pytest.raises(ValueError, match=r"hint_dims must be \(20, 64\), got \(\); make it with model_for"):
+        RunConfig(task=fast.task, model=model_for(fast.task), hint=1.0)
+
+
 def test_the_seed_is_everyones_unless_the_task_has_its_own():
     both = override(preset("logic"), seed=5)
     assert (both.seed, both.task.seed) == (5, 5)

@@ -46,7 +46,7 @@ class TaskOptions:
     aligned: OptionalShare = None
     """SRAVEN: share of training puzzles whose columns share one permutation."""
     blank: OptionalNumber = None
-    """SRAVEN: how many features of a training puzzle are left out."""
+    """SRAVEN: how many features of a training puzzle are left out on average."""
     num_variables: OptionalInt = None
     """Fuzzy logic: variables of the function."""
     num_terms: OptionalInt = None

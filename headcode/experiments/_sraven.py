@@ -42,9 +42,8 @@ def sraven_base(scale: Scale) -> RunConfig:
     """smoke: seconds, and no result; laptop: 2 features in minutes; paper: the ×1 model on 10 million instances."""
     if scale == "paper":
         return preset("sraven")
-    config = shortened(preset("sraven-fast"), scale)
-    aligned = ((0.0, 0.8), (0.5 * config.steps * config.batch_size, 0.0))
-    return override(config, hint=0.0, position_period=None, aligned=aligned)
+    config = shortened(override(preset("sraven-fast"), hint=0.0, position_period=None), scale)
+    return override(config, aligned=((0.0, 0.8), (0.5 * config.steps * config.batch_size, 0.0)))
 
 
 def shortened(config: RunConfig, scale: Scale) -> RunConfig:
@@ -62,7 +61,7 @@ def shortened(config: RunConfig, scale: Scale) -> RunConfig:
     )
     if scale == "laptop":
         return config
-    small = {"dim": 32, "num_heads": 4, "qk_dim": 16, "v_dim": 16, "mlp_dim": 32, "num_layers": 3}
+    small = {"dim": 32, "num_heads": 4, "qk_dim": 16, "v_dim": 16, "mlp_dim": 32, "num_layers": 3 if config.hint else 2}
     return override(config, **small, log_every=4, eval_every=8, eval_size=128)
 
 

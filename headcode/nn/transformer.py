@@ -135,6 +135,7 @@ class Transformer(nn.Module):
             for part in block.children():
                 part.reset_parameters()  # type: ignore[operator]
         for proj in self.hint_projs:
+            assert isinstance(proj, nn.Linear)
             reset_linear(proj)
 
     def layers(self) -> list[TransformerBlock]:
@@ -184,7 +185,7 @@ class Transformer(nn.Module):
             return outputs
         return outputs, [
             proj(F.layer_norm(tokens, (self.config.dim,)))
-            for proj, tokens in zip(self.hint_projs, reversed(earlier), strict=False)
+            for proj, tokens in zip(self.hint_projs, reversed(earlier), strict=True)
         ]
 
     def _run_blocks(

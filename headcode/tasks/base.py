@@ -41,12 +41,13 @@ class Batch(NamedTuple):
         return Batch(self.x.to(device), self.y.to(device), moved)
 
 
-class Questions(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Questions:
     """Questions of one kind about every token, which training can answer beside the task itself: hints."""
 
     name: str
     depth: int
-    """They are put to the tokens before the last so many layers."""
+    """They are put to the tokens before the last so many layers: 1, and others without a gap."""
     count: int
     """So many questions about a token …"""
     size: int
@@ -137,6 +138,11 @@ class Task(Config):
     def hints(self, batch: Batch) -> list[Tensor]:
         """The answers to `questions`, each (B, T, count), -100 where there is none."""
         raise NotImplementedError
+
+    @property
+    def period(self) -> int | None:
+        """Tokens after which a position means the same again, such as a row of a grid; None if there is none."""
+        return None
 
     def split_size(self, split: str) -> int | None:
         """How many instances a split has; None if there is no end to them."""

@@ -153,6 +153,10 @@ class SRaven(Task):
         return self.grid**2 * self.num_features
 
     @property
+    def period(self) -> int:
+        return self.grid * self.num_features
+
+    @property
     def queries(self) -> slice:
         return slice(-self.num_features, None)
 

@@ -10,7 +10,7 @@ result = Trainer(config, "runs/softmax-1").run()
 from headcode.train.checkpoint import load
 from headcode.train.folder import read_metrics, read_run_config
 from headcode.train.loop import RunResult, Trainer, TrainingFailed, TrainingInterrupted
-from headcode.train.loss import LossContext, prediction_loss, task_loss
+from headcode.train.loss import LossContext, hint_loss, prediction_loss, task_loss
 from headcode.train.optim import learning_rate
 from headcode.train.progress import Reporter
 from headcode.train.runtime import Runtime
@@ -23,6 +23,7 @@ __all__ = [
     "Trainer",
     "TrainingFailed",
     "TrainingInterrupted",
+    "hint_loss",
     "learning_rate",
     "load",
     "prediction_loss",

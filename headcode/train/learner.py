@@ -65,6 +65,11 @@ class Learner:
                 loss.backward()
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
+        if any(parameter.grad is None for parameter in self.model.hint_projs.parameters()):
+            raise ValueError(
+                "This loss leaves out the hints that the run has: take predict(hints=True) and add context.hint times "
+                "hint_loss, as task_loss does, or train with hint=0."
+            )
         return total.reshape(())
 
     def gradient_norm(self) -> Tensor:

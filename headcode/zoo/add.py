@@ -76,6 +76,7 @@ def _card(run: Path, name: str, about: str, config: RunConfig, checkpoint: Check
         "steps": config.steps,
         "instances": config.steps * config.batch_size,
         "seed": config.seed,
+        "hint": config.hint,
         "metric": MAIN_METRIC[config.task.name],
         "evaluated_on": size,
         "scores": scores,

@@ -374,6 +374,11 @@ def test_runs_with_hints_resume_and_learn_them(tmp_path):
     assert all(not torch.equal(one.weight, other.weight) for one, other in zip(model.hint_projs, start, strict=True))
 
 
+def test_a_loss_that_forgets_the_hints_is_refused():
+    with pytest.raises(ValueError, match="leaves out the hints"):
+        Trainer(hinting(), loss=lambda context: context.predict().square().mean()).run()
+
+
 def test_hints_of_a_task_that_has_none_are_refused():
     with pytest.raises(ValueError, match=r"The task logic has no hints to give: use hint=0, got 1\.0"):
         small_config(hint=1.0)
