@@ -287,6 +287,7 @@ def sraven_fast() -> RunConfig:
         attention_dropout=0.0,
         position="relative_learned",
         position_period=12,
+        v_dim=256,
         steps=30_000,
         eval_every=1000,
         checkpoint_every=1000,

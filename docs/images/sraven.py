@@ -1,6 +1,6 @@
 """Makes the SRAVEN curves of docs/results.md: python docs/images/sraven.py
 
-The preset's run is the one in the zoo; evaluations of the recipe that came before it are in docs/results/sraven-fast.
+The preset's run and the best one without hints are in the zoo; evaluations of two others are in docs/results/sraven-fast.
 """
 
 import json
@@ -10,12 +10,12 @@ from headcode import zoo
 from headcode.report.style import PAGE_WIDTH, PALETTE, canvas, save
 
 DOCS = Path(__file__).parents[1]
+RECORDS = DOCS / "results" / "sraven-fast"
 RUNS = {
     "sraven-fast": (zoo.folder("sraven-4-hyla") / "metrics.jsonl", PALETTE[0]),
-    "rate 1e-3, aligned puzzles for 19,200 steps (stopped)": (
-        DOCS / "results" / "sraven-fast" / "first-recipe.jsonl",
-        PALETTE[1],
-    ),
+    "the same, values 64 wide (stopped)": (RECORDS / "narrow.jsonl", PALETTE[2]),
+    "no hints, aligned puzzles first": (zoo.folder("sraven-4-hyla-plain") / "metrics.jsonl", PALETTE[1]),
+    "no hints, rate 1e-3, aligned for longer (stopped)": (RECORDS / "first-recipe.jsonl", PALETTE[5]),
 }
 BATCH_SIZE = 128
 METRICS = {"accuracy": "all four features right", "feature_accuracy": "one feature right"}

@@ -42,7 +42,8 @@ def sraven_base(scale: Scale) -> RunConfig:
     """smoke: seconds, and no result; laptop: 2 features in minutes; paper: the ×1 model on 10 million instances."""
     if scale == "paper":
         return preset("sraven")
-    config = shortened(override(preset("sraven-fast"), hint=0.0, position_period=None), scale)
+    plain = override(preset("sraven-fast"), hint=0.0, position_period=None, v_dim=preset("sraven").model.v_dim)
+    config = shortened(plain, scale)
     return override(config, aligned=((0.0, 0.8), (0.5 * config.steps * config.batch_size, 0.0)))
 
 

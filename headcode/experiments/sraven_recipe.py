@@ -18,6 +18,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "every token its own position": {"position_period": None},
     "relative positions alone": {"position": "relative", "position_period": None},
     "learned positions alone": {"position": "learned"},
+    "values as narrow as the paper's": {"v_dim": preset("sraven").model.v_dim},
     "cosine from the start": {"schedule": "cosine"},
     "attention dropout 0.1": {"attention_dropout": 0.1},
 }
