@@ -288,7 +288,7 @@ def sraven_fast() -> RunConfig:
         position="relative_learned",
         position_period=12,
         v_dim=256,
-        steps=30_000,
+        steps=18_000,
         eval_every=1000,
         checkpoint_every=1000,
     )

@@ -1,6 +1,6 @@
 """Makes the SRAVEN curves of docs/results.md: python docs/images/sraven.py
 
-The preset's run and the best one without hints are in the zoo; evaluations of two others are in docs/results/sraven-fast.
+The runs of the preset and the best one without hints are in the zoo; two others are in docs/results/sraven-fast.
 """
 
 import json
