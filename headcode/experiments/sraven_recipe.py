@@ -48,8 +48,8 @@ class SRavenRecipe(Experiment):
     name = "sraven-recipe"
     title = "SRAVEN on two cores: what each part of the fast recipe gives"
     question = (
-        "The preset sraven-fast differs from the paper in hints, optimiser, positions, schedule and dropout. "
-        "What does each give, and what do batch size and shape, when one thing at a time is changed?"
+        "The preset sraven-fast differs from the paper in hints, width of values, optimiser, positions, schedule and "
+        "dropout. What does each give, and what do batch size and shape, when one thing at a time is changed?"
     )
     claim = "The paper has no such recipe: nothing to agree or disagree with."
     selection = (

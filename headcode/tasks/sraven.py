@@ -183,14 +183,15 @@ class SRaven(Task):
         cells = batch.info["puzzles"]
         count, grid, _ = permutations.shape
         feature = permutations.flatten(1)  # of the tokens of one row
-        places = permutations.argsort(-1).gather(
-            2, feature[:, None].expand(-1, grid, -1)
-        )  # (B, column, token of a row)
+        place_of = permutations.argsort(-1)  # (B, column, feature) -> position
+        places = place_of.gather(2, feature[:, None].expand(-1, grid, -1)).transpose(
+            1, 2
+        )  # (B, token of a row, column)
         shown = cells[:, 0].reshape(count, -1, 1) >= 0
         rule = batch.info["token_rules"][:, : feature.shape[1], None]
         answers = [
             torch.where(shown, rule, NOT_ASKED).repeat(1, grid, 1),
-            torch.where(shown, places.transpose(1, 2), NOT_ASKED).repeat(1, grid, 1),
+            torch.where(shown, places, NOT_ASKED).repeat(1, grid, 1),
         ]
         if grid == 3:
             answers.append(self._sums(cells))
@@ -198,19 +199,13 @@ class SRaven(Task):
 
     def _sums(self, cells: Tensor) -> Tensor:
         """Whether the last cell of a whole row is the sum, or the difference, of each pair of earlier ones."""
-        whole = cells[:, :-1].long()
-        first, second, last = (
-            whole[:, :, 0, None, :, None],
-            whole[:, :, 1, None, None, :],
-            whole[:, :, 2, :, None, None],
-        )
-        holds = torch.stack(
-            [(first + second - last) % self.num_values == 0, (first - second - last) % self.num_values == 0]
-        )
+        first, second, last = cells[:, :-1].long().unbind(2)  # (B, row, position) of each panel
+        first, second, last = first[:, :, None, :, None], second[:, :, None, None, :], last[..., None, None]
+        off_by = torch.stack([first + second - last, first - second - last], -1)  # (B, row, last, first, second, sign)
         known = (first >= 0) & (second >= 0) & (last >= 0)
-        found = torch.where(known, holds.long(), NOT_ASKED)  # (sign, B, row, last, first, second)
+        found = torch.where(known[..., None], (off_by % self.num_values == 0).long(), NOT_ASKED)
         answers = torch.full((*cells.shape, 2 * self.num_features**2), NOT_ASKED)
-        answers[:, :-1, 2] = found.movedim(0, -1).flatten(3)
+        answers[:, :-1, 2] = found.flatten(3)
         return answers.flatten(1, 3)
 
     def curriculum(self, name: str, numbers: np.ndarray) -> np.ndarray:

@@ -142,9 +142,8 @@ class Learner:
         self, forward: Callable[..., Any], x: Tensor, dropout_seed: int | None = None, hints: bool = False
     ) -> Any:
         bf16 = self.config.precision == "bf16"
-        more = {"hints": True} if hints else {}
         with torch.autocast(self.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
-            prediction = forward(x, queries=self.config.task.model_queries, dropout_seed=dropout_seed, **more)
+            prediction = forward(x, queries=self.config.task.model_queries, dropout_seed=dropout_seed, hints=hints)
         if not bf16:
             return prediction
         if not hints:
