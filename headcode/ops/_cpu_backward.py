@@ -6,6 +6,7 @@ Codes are recomputed, nothing of size Tq×Tk is kept. With raw codes y, factor c
     dL/dv = y · c dL/dm                                   dL/dz = Σ_d g u + dL/dm v
     none:      dL/ds = c dL/dz
     rms_head:  dL/ds = c dL/dz - κ s,     κ = c r²/H Σ_h s dL/dz,     r = 1 / rms(s)
+               over one head the two cancel, and what is left is c dL/dz ε/(s² + ε)
     softmax:   dL/ds = y (c dL/dz - Δ),   Δ = Σ_key y c dL/dz, which another kernel has summed before
 
 A task owns the gradients of its keys and values. Those of the queries, and of the band, are summed over tasks
@@ -71,7 +72,7 @@ from headcode.ops._simd import (
     take_next,
     zero_rows,
 )
-from headcode.ops._simd_math import add, multiply, subtract
+from headcode.ops._simd_math import add, divide, multiply, subtract
 
 
 @stage
@@ -149,6 +150,8 @@ def _backward(address, like, numbers):  # type: ignore[no-untyped-def]
                         )
                     if p.norm == SOFTMAX:
                         _softmax_backward(grad_s, s, p, delta, place, num_real, count)
+                    if p.norm == RMS_HEAD and heads == 1:
+                        _one_head_backward(grad_s, s, p, count)
                     _query_key_backward(grad_query, grad_key, grad_s, p, query, i * qk_row, key_tile, count, like)
                     if p.partial_band != 0:
                         _band_backward(grad_band, start, grad_s, p, count)
@@ -178,7 +181,7 @@ def mix_gradients(grad_mixed, s, p, grad, place, count, like):  # type: ignore[n
 
 @stage
 def hidden_backward(mixed, grad_mixed, pull, squares, factor, p, count, like):  # type: ignore[no-untyped-def]
-    """In place, of two queries: Σ_h y v becomes c·u, and Σ_h y g becomes c·dL/dm; pull = -κ."""
+    """In place, of two queries: Σ_h y v becomes c·u, and Σ_h y g becomes c·dL/dm; pull = -κ, 0 over one head."""
     for second in range(2):
         pair, start = second * p.block, second * p.v_padded * p.block
         for j in range(0, count, LANES):
@@ -198,7 +201,7 @@ def hidden_backward(mixed, grad_mixed, pull, squares, factor, p, count, like):  
                 total = muladd(value, grad_raw, muladd(grad, raw, total))
                 store(mixed, place, multiply(c, value))
                 store(grad_mixed, place, multiply(c, grad))
-            if p.norm == RMS_HEAD:
+            if p.norm == RMS_HEAD and p.heads > 1:
                 kappa = multiply(multiply(c, total), multiply(inverse, inverse))
                 store(pull, pair + j, multiply(kappa, constant(mixed, -1 / p.heads)))
 
@@ -286,7 +289,7 @@ def _linear_backward(  # type: ignore[no-untyped-def]
 
 @stage
 def _linear_pull(pull, factor, s, grad_s, p, count):  # type: ignore[no-untyped-def]
-    """`factor` becomes c and pull = -κ, of two queries, from dL/dz in grad_s."""
+    """`factor` becomes c and pull = -κ, 0 over one head, of two queries, from dL/dz in grad_s."""
     for second in range(2):
         start, pair = second * p.heads * p.block, second * p.block
         for j in range(0, count, LANES):
@@ -299,8 +302,9 @@ def _linear_pull(pull, factor, s, grad_s, p, count):  # type: ignore[no-untyped-
             inverse = rms_inverse(square, p, s)
             c = multiply(load(factor, pair + j), inverse)
             store(factor, pair + j, c)
-            kappa = multiply(multiply(c, total), multiply(inverse, inverse))
-            store(pull, pair + j, multiply(kappa, constant(s, -1 / p.heads)))
+            if p.heads > 1:
+                kappa = multiply(multiply(c, total), multiply(inverse, inverse))
+                store(pull, pair + j, multiply(kappa, constant(s, -1 / p.heads)))
 
 
 @stage
@@ -312,6 +316,17 @@ def _softmax_backward(grad_s, s, p, delta, place, num_queries, count):  # type: 
         for j in range(line * p.block, line * p.block + count, LANES):
             rolled()
             store(grad_s, j, multiply(load(s, j), subtract(load(grad_s, j), shift)))
+
+
+@stage
+def _one_head_backward(grad_s, s, p, count):  # type: ignore[no-untyped-def]
+    """rms_head over one head: c dL/dz becomes c dL/dz ε/(s² + ε)."""
+    epsilon = constant(s, p.epsilon)
+    for second in range(2):
+        for j in range(second * p.block, second * p.block + count, LANES):
+            rolled()
+            score = load(s, j)
+            store(grad_s, j, multiply(load(grad_s, j), divide(epsilon, muladd(score, score, epsilon))))
 
 
 @stage

@@ -176,7 +176,7 @@ def tile_backward(
     if TO_CODES:
         result = tl.where(seen[None, :, :], codes * grad_codes, 0.0)
     else:
-        result = scores_gradient(codes, factor, grad_codes, deltas, seen, H, NORM)
+        result = scores_gradient(codes, factor, grad_codes, deltas, seen, H, NORM, RMS_EPSILON)
     return result, total
 
 

@@ -114,10 +114,14 @@ def codes_of(scores, log_sums, seen, keep_scale, H: tl.constexpr, NORM: tl.const
 
 
 @triton.jit
-def scores_gradient(codes, factor, grad, delta, seen, H: tl.constexpr, NORM: tl.constexpr):
+def scores_gradient(codes, factor, grad, delta, seen, H: tl.constexpr, NORM: tl.constexpr, RMS_EPSILON: tl.constexpr):
     """Back through the norm, from the gradient of the codes before dropout."""
     grad = tl.where(seen[None, :, :], grad, 0.0)
-    if NORM == "rms_head":
+    if NORM == "rms_head" and H == 1:
+        # 1 - codes² is ε·factor²: over one head the subtraction below would leave rounding.
+        grad *= (RMS_EPSILON * factor * factor * factor)[None, :, :]
+        grad = tl.where(seen[None, :, :], grad, 0.0)
+    elif NORM == "rms_head":
         grad = factor[None, :, :] * (grad - codes * (tl.sum(codes * grad, 0) / H)[None, :, :])
         grad = tl.where(seen[None, :, :], grad, 0.0)
     elif NORM == "softmax":

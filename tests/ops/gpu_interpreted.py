@@ -247,6 +247,20 @@ def test_a_query_that_sees_nothing_gets_zero(norm, value_net):
         assert (result == 0).all()
 
 
+@pytest.mark.parametrize("value_net", ["linear", "relu"])
+def test_rms_head_over_one_head_keeps_the_little_gradient_that_is_left(value_net):
+    torch.manual_seed(0)
+    q, k = torch.rand(1, 1, 3, 4) + 0.5, torch.rand(1, 1, 5, 4) + 0.5
+    v, grad = torch.randn(1, 1, 5, 4), torch.randn(1, 1, 3, 4)
+    options = {"norm": "rms_head", "value_net": value_net, "pooling": "sum", "scale": 1.0, "causal": False}
+    options |= {"dropout": 0.0, "dropout_seed": 0, "query_offset": 0}
+    use_tiles(2, 2)
+    actual = fused(q, k, v, None, None, grad, options)
+    wanted = plain(*(t.double() for t in (q, k, v)), None, None, grad.double(), options)
+    for result, exact in zip(actual[:4], wanted[:4], strict=True):
+        assert relative_error(result, exact, floor=0.0) <= 1e-5
+
+
 @pytest.mark.parametrize("shape", [(0, 2, 3, 5), (2, 3, 0, 5), (2, 3, 5, 0)])
 def test_nothing_to_do(shape):
     batch, heads, queries, keys = shape
