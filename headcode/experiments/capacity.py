@@ -87,7 +87,7 @@ class Capacity(Experiment):
                             "mlp_dim": mine[0]["mlp_dim"],
                             "parameters": mine[0]["parameters"],
                             "MFLOPs a step": round(mine[0]["step_flops"] / 1e6),
-                            "training loss": Mean.of(row["train/loss"] for row in mine),
+                            "training loss, 1e-3": Mean.of(1e3 * row["train/loss"] for row in mine),
                             "iid": Mean.of(row["iid/r2"] for row in mine),
                             "compositional": Mean.of(row["compositional/r2"] for row in mine),
                         }
