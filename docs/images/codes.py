@@ -1,7 +1,7 @@
 """Makes the numbers and figures of docs/codes.md from trained runs: python docs/images/codes.py RUNS [part …]
 
 RUNS has the run folders that docs/codes.md names; tables go to docs/results/codes, figures to docs/images/codes-*.
-Parts: decode, patch, maps, training, ablate, heads, figures, table; all unless given.
+Parts: decode, patch, maps, training, ablate, figures, table; all unless given.
 """
 
 import json
@@ -17,7 +17,6 @@ from headcode.analysis import (
     class_directions,
     decode,
     examples,
-    heads_against_generalisation,
     likeness,
     make_map,
     open_run,
@@ -25,7 +24,6 @@ from headcode.analysis import (
     write_decoding,
 )
 from headcode.report import figures
-from headcode.train import read_run_config
 
 DOCS = Path(__file__).parents[1]
 RESULTS, IMAGES = DOCS / "results" / "codes", DOCS / "images"
@@ -118,13 +116,6 @@ def make_ablations(root):
         print("ablate", method, flush=True)
 
 
-def make_heads(root):
-    """Heads against generalisation at fixed width: runs heads-1, heads-2, …"""
-    if runs := sorted(root.glob("heads-*"), key=lambda path: int(path.name[6:])):
-        rows = heads_against_generalisation(runs)
-        write_decoding({"card": {"config": read_run_config(runs[0]).to_dict()}, "rows": rows}, RESULTS, "heads")
-
-
 def named(pattern):
     found = {method: RESULTS / pattern.format(method) for method in METHODS}
     return {method: path for method, path in found.items() if path.is_file()}
@@ -146,8 +137,6 @@ def make_figures(root):
     figures.head_ablation(named("ablate-sraven-{}.json"), IMAGES / "codes-ablation")
     if (RESULTS / "lens.json").is_file():
         figures.lens_layers(RESULTS / "lens.json", IMAGES / "codes-lens")
-    if (RESULTS / "heads.json").is_file():
-        figures.heads_at_fixed_width(RESULTS / "heads.json", IMAGES / "codes-heads")
 
 
 def make_table(root):
@@ -173,7 +162,6 @@ PARTS = {
     "maps": make_maps,
     "training": make_training,
     "ablate": make_ablations,
-    "heads": make_heads,
     "figures": make_figures,
     "table": make_table,
 }

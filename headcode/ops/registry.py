@@ -46,6 +46,8 @@ def _rms_head(scores: Tensor) -> Tensor:
 
 
 def _rms_head_backward(scores: Tensor, codes: Tensor, grad: Tensor) -> Tensor:
+    if scores.shape[1] == 1:  # 1 - codes² without the subtraction, which would leave rounding
+        return grad * (RMS_EPSILON * _rms_scale(scores) ** 3)
     return _rms_scale(scores) * (grad - codes * (codes * grad).mean(1, keepdim=True))
 
 

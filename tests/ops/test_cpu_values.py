@@ -212,18 +212,22 @@ def test_large_scores():
         assert all(result.isfinite().all() for result in run(1e4 * q, 1e4 * k, v, grad, **options))
 
 
+@pytest.mark.parametrize("backend", ["cpu", "chunked"])
 @pytest.mark.parametrize("value_net", NETS)
-def test_rms_head_over_one_head_keeps_the_little_gradient_that_is_left(value_net):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rms_head_over_one_head_keeps_the_little_gradient_that_is_left(dtype, value_net, backend):
     """s/√(s² + ε) hardly depends on s, and a difference of its gradient's two terms would be rounding alone."""
     torch.manual_seed(0)
     q, k = torch.rand(2, 1, 9, 4) + 0.5, torch.rand(2, 1, 9, 4) + 0.5
-    v, grad = torch.randn(2, 1, 9, 4), torch.randn(2, 1, 9, 4)
-    options = {"norm": "rms_head", "value_net": value_net}
-    actual = run(q, k, v, grad, **options)
-    wanted = run(*(t.double() for t in (q, k, v, grad)), backend="reference", **options)
+    v, grad, band = torch.randn(2, 1, 9, 4), torch.randn(2, 1, 9, 4), torch.rand(1, 17)
+    options = {"norm": "rms_head", "value_net": value_net, "dropout": 0.3, "dropout_seed": 5, "causal": True}
+    tensors = [t.to(dtype) for t in (q, k, v, grad, band)]
+    exact = [t.double() for t in (q, k, v, grad, band)]
+    actual = run(*tensors[:4], backend=backend, relative_bias=tensors[4], **options)
+    wanted = run(*exact[:4], backend="reference", relative_bias=exact[4], **options)
     assert 0 < size(wanted[1]) < 1e-4
-    for result, exact in zip(actual, wanted, strict=True):
-        assert relative_error(result, exact, floor=0.0) <= 1e-5
+    for result, right in zip(actual, wanted, strict=True):
+        assert relative_error(result, right, floor=0.0) <= (1e-5 if dtype == torch.float32 else 1e-8)
 
 
 @pytest.mark.parametrize("width", [3, 4, 8])
