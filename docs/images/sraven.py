@@ -1,6 +1,6 @@
 """Makes the SRAVEN curves of docs/results.md: python docs/images/sraven.py
 
-The runs of the preset and the best one without hints are in the zoo; two others are in docs/results/sraven-fast.
+The runs of the preset, with hyla and with softmax, and the best one without hints are in the zoo; two others are in docs/results/sraven-fast.
 """
 
 import json
@@ -12,10 +12,11 @@ from headcode.report.style import PAGE_WIDTH, PALETTE, canvas, save
 DOCS = Path(__file__).parents[1]
 RECORDS = DOCS / "results" / "sraven-fast"
 RUNS = {
-    "sraven-fast": (zoo.folder("sraven-4-hyla") / "metrics.jsonl", PALETTE[0]),
-    "the same, values 64 wide (stopped)": (RECORDS / "narrow.jsonl", PALETTE[2]),
-    "no hints, aligned puzzles first": (zoo.folder("sraven-4-hyla-plain") / "metrics.jsonl", PALETTE[1]),
-    "no hints, rate 1e-3, aligned for longer (stopped)": (RECORDS / "first-recipe.jsonl", PALETTE[5]),
+    "sraven-fast, hyla": (zoo.folder("sraven-4-hyla") / "metrics.jsonl", PALETTE[0]),
+    "sraven-fast, softmax": (zoo.folder("sraven-4-softmax") / "metrics.jsonl", PALETTE[3]),
+    "sraven-fast, hyla, values 64 wide (stopped)": (RECORDS / "narrow.jsonl", PALETTE[2]),
+    "no hints, hyla, aligned puzzles first": (zoo.folder("sraven-4-hyla-plain") / "metrics.jsonl", PALETTE[1]),
+    "no hints, hyla, rate 1e-3, aligned for longer (stopped)": (RECORDS / "first-recipe.jsonl", PALETTE[5]),
 }
 BATCH_SIZE = 128
 METRICS = {"accuracy": "all four features right", "feature_accuracy": "one feature right"}
@@ -28,17 +29,18 @@ def curve(path, split, metric):
 
 def draw():
     ceiling = zoo.card("sraven-4-hyla")["ceiling"]["compositional"]
-    with canvas(PAGE_WIDTH, 2.6, 1, 2, sharey=True) as (figure, axes):
+    with canvas(PAGE_WIDTH, 2.9, 1, 2, sharey=True) as (figure, axes):
         for axis, (metric, words) in zip(axes, METRICS.items(), strict=True):
             for name, (path, colour) in RUNS.items():
                 for split, style in (("compositional", "-"), ("iid", ":")):
-                    label = f"{name}, {'held out' if split == 'compositional' else 'seen'}"
+                    label = name if split == "compositional" else None
                     points = curve(path, split, metric)
                     axis.plot(*zip(*points, strict=True), style, color=colour, lw=1.2, label=label)
             axis.set(xlabel="million puzzles", title=words, ylim=(0, 1), xlim=(0, None))
         axes[0].axhline(
             ceiling, color="0.5", linestyle="--", linewidth=1, label="the best that any solver can do, held out"
         )
+        axes[0].plot([], [], ":", color="black", linewidth=1.2, label="dotted: seen compositions (solid: held out)")
         axes[0].set_ylabel("share")
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2)
