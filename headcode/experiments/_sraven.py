@@ -71,6 +71,11 @@ def seeds_of(scale: Scale) -> range:
     return range(3 if scale == "paper" else 1)
 
 
+def main_seeds(scale: Scale) -> range:
+    """Seeds of the main methods in the base setting: two cores have three of them."""
+    return range(1 if scale == "smoke" else 3)
+
+
 def widened(config: RunConfig, factor: float) -> RunConfig:
     """Heads and all widths times a factor."""
     return override(config, **{name: round(factor * getattr(config.model, name)) for name in WIDTHS})
@@ -90,7 +95,7 @@ def with_instances(config: RunConfig, instances: int) -> RunConfig:
 
 def searched(config: RunConfig, scale: Scale, **fields: Sequence[Any]) -> list[tuple[str, RunConfig]]:
     """The grid of some fields, with seeds and (paper) the search."""
-    return list(grid(config, seed=seeds_of(scale), **fields, **paper_search(scale)))
+    return list(grid(config, **{"seed": seeds_of(scale), **fields, **paper_search(scale)}))
 
 
 def select(study: Study, groups: Sequence[str]) -> list[Row]:

@@ -4,7 +4,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headcode.experiments._drawing import bars, limits, method_labels
-from headcode.experiments._sraven import SELECTION, SETTING_WORDS, note_ceilings, searched, select, sraven_base
+from headcode.experiments._logic import MAIN_METHODS
+from headcode.experiments._sraven import (
+    SELECTION,
+    SETTING_WORDS,
+    main_seeds,
+    note_ceilings,
+    searched,
+    seeds_of,
+    select,
+    sraven_base,
+)
 from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare, per_seed
 from headcode.ops import METHODS
 from headcode.report.style import PAGE_WIDTH, PALETTE, canvas, save
@@ -18,11 +28,16 @@ class SRavenAblation(Experiment):
     title = "SRAVEN: norm and value network of the paper's eight methods"
     question = "Which part of HYLA helps on SRAVEN: the norm across heads, the second layer, or its nonlinearity?"
     claim = "Both the norm across heads and the nonlinear value network contribute; HYLA with both is best."
-    selection = f"{SELECTION} {SETTING_WORDS}"
+    selection = (
+        f"{SELECTION} {SETTING_WORDS} There softmax, linear and HYLA, whose runs sraven-codes shares, have three seeds "
+        "and the others one."
+    )
 
     def runs(self, scale: Scale) -> NamedConfigs:
         methods = SMOKE_METHODS if scale == "smoke" else tuple(METHODS)
-        yield from searched(sraven_base(scale), scale, method=methods)
+        for method in methods:
+            seeds = main_seeds(scale) if method in MAIN_METHODS else seeds_of(scale)
+            yield from searched(sraven_base(scale), scale, seed=seeds, method=(method,))
 
     def analyse(self, study: Study, say: Callable[[str], None]) -> None:
         note_ceilings(study, say)

@@ -2,7 +2,7 @@
 
 from headcode.experiments._codes import CodesExperiment
 from headcode.experiments._logic import MAIN_METHODS
-from headcode.experiments._sraven import SELECTION, SETTING_WORDS, searched, select, sraven_base
+from headcode.experiments._sraven import SELECTION, SETTING_WORDS, main_seeds, searched, select, sraven_base
 from headcode.experiments.base import NamedConfigs, Row, Scale, Study
 
 
@@ -22,7 +22,8 @@ class SRavenCodes(CodesExperiment):
     colour = "rule"
 
     def runs(self, scale: Scale) -> NamedConfigs:
-        yield from searched(sraven_base(scale), scale, method=("softmax", "hyla") if scale == "smoke" else MAIN_METHODS)
+        methods = ("softmax", "hyla") if scale == "smoke" else MAIN_METHODS
+        yield from searched(sraven_base(scale), scale, seed=main_seeds(scale), method=methods)
 
     def chosen_rows(self, study: Study) -> list[Row]:
         return select(study, ("method",))
