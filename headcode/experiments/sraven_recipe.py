@@ -102,6 +102,8 @@ class SRavenRecipe(Experiment):
             for split, colour in SPLITS.items():
                 ceiling = study.extra["ceilings"][split]["ceiling"]
                 axes.axvline(ceiling, color=colour, linestyle="--", linewidth=1, label=f"ceiling, {split}")
+                reached = found[RECIPE].mean(f"{split}/accuracy").value
+                axes.axvline(reached, color=colour, linewidth=0.6, alpha=0.6)
             axes.set_yticks(range(len(found)), list(found))
             axes.invert_yaxis()
             axes.set_xlim(-0.02, 1.02)
