@@ -67,7 +67,7 @@ def shortened(config: RunConfig, scale: Scale) -> RunConfig:
 
 
 def seeds_of(scale: Scale) -> range:
-    """The paper has several seeds; two cores have one (`--seeds` takes fewer, never more)."""
+    """The paper has several seeds; two cores have one, but for `main_seeds` (`--seeds` takes fewer, never more)."""
     return range(3 if scale == "paper" else 1)
 
 
@@ -141,10 +141,14 @@ def ceilings(task: SRaven, count: int) -> dict[str, dict[str, float]]:
 
 
 def note_ceilings(study: Study, say: Callable[[str], None]) -> None:
-    """The ceilings of the first run's puzzles into `study.extra`, and into a file beside the figure."""
-    task = read_run_config(Path(study.where(task=SRaven.name)[0]["folder"])).task
-    assert isinstance(task, SRaven)
-    say(f"the oracle's ceiling, of {CEILING_PUZZLES[study.scale]:,} puzzles of each split")
-    study.extra["ceilings"] = ceilings(task, CEILING_PUZZLES[study.scale])
+    """Ceilings, means over the seeds' puzzles, into `study.extra`, and into a file beside the figure."""
+    tasks = [read_run_config(Path(row["folder"])).task for row in study.where(task=SRaven.name)]
+    count = CEILING_PUZZLES[study.scale]
+    say(f"the oracle's ceiling, of {count:,} puzzles of each split")
+    each = [ceilings(task, count) for task in {t.seed: t for t in tasks if isinstance(t, SRaven)}.values()]
+    study.extra["ceilings"] = {
+        split: {name: sum(one[split][name] for one in each) / len(each) for name in numbers}
+        for split, numbers in each[0].items()
+    }
     text = json.dumps(study.extra["ceilings"], indent=1) + "\n"
     (study.folder / "ceilings.json").write_text(text, encoding="utf-8")

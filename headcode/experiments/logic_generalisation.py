@@ -25,15 +25,15 @@ SHARES: dict[Scale, dict[int, tuple[float, ...]]] = {
     "laptop": {16: (0.3, 0.7), 32: (0.7,)},
     "paper": {16: (0.3, 0.5, 0.7), 32: (0.3, 0.5, 0.7), 64: (0.3, 0.5, 0.7), 96: (0.3, 0.5, 0.7)},
 }
-"""By scale and number of points: the held-out shares. Two cores have N=32 at one share, in runs that others share."""
+"""By scale and number of points: the held-out shares. Two cores have fewer, with N=32 in runs that others share."""
 
 
 class LogicGeneralisation(Experiment):
     name = "logic-generalisation"
     title = "Fuzzy logic: held-out compositions, by method, held-out share and context"
     question = (
-        "How well does each method predict functions whose combination of terms was not in training, when 30, 50 or "
-        "70 % of the combinations are held out and the context has N points?"
+        "How well does each method predict functions whose combination of terms was not in training, when more or "
+        "fewer of the combinations are held out and the context has N points?"
     )
     claim = "HYLA generalises best to held-out compositions, softmax attention next, linear attention least."
     selection = SELECTION
@@ -91,6 +91,7 @@ class LogicGeneralisation(Experiment):
                         everything += means
                         colour = colour_of(method, MAIN_METHODS)
                         line(axes[row, column], shares, means, colour, method, shift=3.0 * (place - 1))
+                    axes[row, column].set_xlim(min(every_share) - 0.05, max(every_share) + 0.05)
                     axes[row, column].set_xticks(every_share, [f"{share:.0%}" for share in every_share])
                     axes[0, column].set_title({"iid": "seen compositions", "compositional": "held-out compositions",
                                                "novel": "terms never seen"}[split])  # fmt: skip

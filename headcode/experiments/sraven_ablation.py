@@ -29,8 +29,8 @@ class SRavenAblation(Experiment):
     question = "Which part of HYLA helps on SRAVEN: the norm across heads, the second layer, or its nonlinearity?"
     claim = "Both the norm across heads and the nonlinear value network contribute; HYLA with both is best."
     selection = (
-        f"{SELECTION} {SETTING_WORDS} There softmax, linear and HYLA, whose runs sraven-codes shares, have three seeds "
-        "and the others one."
+        f"{SELECTION} {SETTING_WORDS} At laptop scale softmax, linear and HYLA have three seeds, the others one; "
+        "differences are taken over the seeds that both have."
     )
 
     def runs(self, scale: Scale) -> NamedConfigs:
@@ -47,7 +47,8 @@ class SRavenAblation(Experiment):
         rows: list[Row] = []
         for method in chosen.values("method"):
             norm, value_net, _ = METHODS[method]
-            scores: Row = {"training loss": chosen.mean("train/loss", method=method)}
+            scores: Row = {"seeds": len(chosen.where(method=method))}
+            scores["training loss"] = chosen.mean("train/loss", method=method)
             for split in SPLITS:
                 scores[split] = chosen.mean(f"{split}/accuracy", method=method)
                 scores[f"{split}, per feature"] = chosen.mean(f"{split}/feature_accuracy", method=method)

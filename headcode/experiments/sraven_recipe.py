@@ -24,7 +24,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 SMOKE = (RECIPE, "no hints", "AdamW, not Muon")
 LAPTOP_STEPS = 1500
-"""Half of what the experiments without hints have: fifteen variants are many, and with hints models learn early."""
+"""Half of what the experiments without hints have: fifteen variants are many."""
 
 
 def variants(scale: Scale) -> dict[str, RunConfig]:
@@ -103,12 +103,12 @@ class SRavenRecipe(Experiment):
                 ceiling = study.extra["ceilings"][split]["ceiling"]
                 axes.axvline(ceiling, color=colour, linestyle="--", linewidth=1, label=f"ceiling, {split}")
                 reached = found[RECIPE].mean(f"{split}/accuracy").value
-                axes.axvline(reached, color=colour, linewidth=0.6, alpha=0.6)
+                axes.axvline(reached, color=colour, linewidth=0.6, alpha=0.6, label=f"{RECIPE}, {split}")
             axes.set_yticks(range(len(found)), list(found))
             axes.invert_yaxis()
             axes.set_xlim(-0.02, 1.02)
             axes.set_xlabel("all features right")
-            figure.legend(loc="outside lower center", ncols=4)
+            figure.legend(loc="outside lower center", ncols=3)
             return save(figure, stem)
 
 
