@@ -140,6 +140,8 @@ class SRavenScaling(Experiment):
         return found
 
     def draw(self, study: Study, stem: Path) -> list[Path]:
+        from matplotlib.ticker import EngFormatter
+
         chosen, base = self._chosen(study), self._base(study)
         methods, most = chosen.values("method"), max(chosen.values("steps"))
         with canvas(PAGE_WIDTH, 4.3, 2, 3, sharey="row") as (figure, axes):
@@ -163,6 +165,7 @@ class SRavenScaling(Experiment):
                 for panel in axes[row]:
                     panel.axhline(ceiling, color="0.3", linestyle="--", linewidth=1, label="ceiling (oracle)")
                 axes[row, 0].set(ylabel=f"all features right,\n{words}", ylim=(0, 1.02))
+                axes[row, 0].xaxis.set_major_formatter(EngFormatter(sep=""))
             axes[1, 0].set_xlabel("training instances")
             axes[1, 1].set_xlabel("width (heads in proportion)")
             axes[1, 2].set_xlabel("layers")
