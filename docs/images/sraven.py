@@ -8,16 +8,16 @@ import json
 from pathlib import Path
 
 from headcode import zoo
-from headcode.report.style import PAGE_WIDTH, PALETTE, canvas, save
+from headcode.report.style import METHOD_COLOURS, PAGE_WIDTH, PALETTE, canvas, save
 
 DOCS = Path(__file__).parents[1]
 RECORDS = DOCS / "results" / "sraven-fast"
 RUNS = {
-    "sraven-fast, hyla": (zoo.folder("sraven-4-hyla") / "metrics.jsonl", PALETTE[0]),
-    "sraven-fast, softmax": (zoo.folder("sraven-4-softmax") / "metrics.jsonl", PALETTE[3]),
+    "sraven-fast, hyla": (zoo.folder("sraven-4-hyla") / "metrics.jsonl", METHOD_COLOURS["hyla"]),
+    "sraven-fast, softmax": (zoo.folder("sraven-4-softmax") / "metrics.jsonl", METHOD_COLOURS["softmax"]),
     "sraven-fast, hyla, values 64 wide (stopped)": (RECORDS / "narrow.jsonl", PALETTE[2]),
-    "no hints, hyla, aligned puzzles first": (zoo.folder("sraven-4-hyla-plain") / "metrics.jsonl", PALETTE[1]),
-    "the paper's own setting, hyla (stopped)": (RECORDS / "paper-setting.jsonl", PALETTE[5]),
+    "no hints, hyla, aligned puzzles first": (zoo.folder("sraven-4-hyla-plain") / "metrics.jsonl", PALETTE[3]),
+    "the paper's own setting, hyla (stopped)": (RECORDS / "paper-setting.jsonl", PALETTE[6]),
 }
 BATCH_SIZE = 128
 METRICS = {"accuracy": "all four features right", "feature_accuracy": "one feature right"}
