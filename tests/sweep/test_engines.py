@@ -18,6 +18,7 @@ from headcode.sweep.process import THREAD_VARIABLES, Worker, order_for, wait_for
 from headcode.sweep.status import is_finished
 from headcode.train import Runtime
 from headcode.train.folder import is_in_use, read_environments
+from headcode.train.interruption import Interruption
 
 CPU = Runtime(device="cpu", threads=1)
 
@@ -225,7 +226,9 @@ def test_a_preempted_slurm_job_is_requeued_and_goes_on(tmp_path):
 def test_stopping_cancels_slurm_jobs(tmp_path):
     engine = make_engine("slurm", tmp_path, 1, CPU, {"cluster": "local"})
     run = plan({"a": small_config(steps=10**6, eval_every=0)}, tmp_path)[0]
-    engine.start(run)
+    # As in a sweep: else jobs of a process that ignores SIGINT (one in the background of a shell) would ignore it too.
+    with Interruption():
+        engine.start(run)
     assert not engine.has_room()
     wait_until(lambda: checkpoints(run))
     engine.stop()
