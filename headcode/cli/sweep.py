@@ -9,15 +9,16 @@ A sweep file is Python with a function sweep() that yields (name, config) pairs:
 
 import contextlib
 import dataclasses
-import json
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from headcode.cli._training import Switch, print_json
+from headcode.sweep.words import split_values, value_of
 
 Values = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="FIELD=A,B,…"), tyro.conf.UseAppendAction]
 Option = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE"), tyro.conf.UseAppendAction]
@@ -59,12 +60,12 @@ class Command:
     def run(self) -> None:
         from headcode.sweep.runner import run_sweep
 
-        configs = self._configs()
+        configs, options = self._configs(), options_of(self.option, self.engine)
+        _refuse_without_text(configs)
         out = Path("sweeps") / Path(self.what).stem if self.out is None else self.out
         if self.dry_run:
             _show_plan(configs, out)
             return
-        options = {name: _value(text) for name, text in (_pair(word, "--option") for word in self.option)}
         with plain_endings():
             rows = run_sweep(
                 configs,
@@ -110,12 +111,50 @@ def plain_endings() -> Iterator[None]:
     try:
         yield
     except SweepInterrupted as stopped:
-        print(f"headcode: {stopped}", file=sys.stderr)
+        _complain(str(stopped))
         raise SystemExit(128 + stopped.signal_number) from None
     except SweepFailed as failed:
-        for name, message in failed.failures.items():
-            print(f"headcode: {name} failed: {message}", file=sys.stderr)
+        say_failures(failed.failures)
         raise SystemExit(1) from None
+
+
+def say_failures(failures: Mapping[str, str]) -> None:
+    """A sentence for each run that failed."""
+    for name, message in failures.items():
+        _complain(f"{name} failed: {message}")
+
+
+def _complain(sentence: str) -> None:
+    with contextlib.suppress(OSError):  # who closed our output still gets the exit code
+        print(f"headcode: {sentence}", file=sys.stderr)
+
+
+def options_of(words: Sequence[str], engine: str) -> dict[str, Any]:
+    """The engine's options in `name=value` words; what `run_sweep` has an argument for is none."""
+    from headcode.sweep.runner import run_sweep
+
+    own = inspect.signature(run_sweep).parameters
+    options = {}
+    for name, text in (_pair(word, "--option") for word in words):
+        if name in own:
+            instead = (
+                f"use --{name}" if name in ("jobs", "threads", "out") else "see docs/sweeps.md for those that there are"
+            )
+            raise ValueError(f"The engine {engine} has no option {name!r}; {instead}.")
+        options[name] = value_of(text)
+    return options
+
+
+def _refuse_without_text(configs: list[tuple[str, Any]]) -> None:
+    """A language run without a text would fail as soon as it starts: better now, before any other is trained."""
+    from headcode.tasks import LanguageModelling
+
+    for name, config in configs:
+        if isinstance(config.task, LanguageModelling) and not config.task.shards:
+            raise ValueError(
+                f"The run {name!r} has no text, and sweep has no flag for one; write a sweep file that gives it with "
+                "task.with_text(prepare(…)), as docs/sweeps.md shows."
+            )
 
 
 def configs_of(base: Any, words: tuple[str, ...]) -> list[tuple[str, Any]]:
@@ -132,7 +171,7 @@ def configs_of(base: Any, words: tuple[str, ...]) -> list[tuple[str, Any]]:
         field, text = _pair(word, "--set")
         if field in values:
             raise ValueError(f"--set {field} is given twice; write all its values after one.")
-        values[field] = [_value(piece) for piece in _split(text)]
+        values[field] = [value_of(piece.strip()) for piece in split_values(text)]
     varied = {field: column for field, column in values.items() if len(column) > 1}
     fixed = {field: column[0] for field, column in values.items() if len(column) == 1}
     if not varied:
@@ -150,31 +189,6 @@ def _pair(word: str, flag: str) -> tuple[str, str]:
 
 
 _EXAMPLES = {"--set": "seed=0,1,2", "--option": "num_gpus=1"}
-
-
-def _split(text: str) -> list[str]:
-    """The parts between commas that stand outside of brackets."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += {"[": 1, "]": -1}.get(character, 0)
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts]
-
-
-_WORDS = {"True": True, "False": False, "None": None}
-
-
-def _value(text: str) -> Any:
-    """A number, true or false, null or a list as JSON has them; anything else is a word. The field's type decides."""
-    if text in _WORDS:
-        return _WORDS[text]
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
 
 
 def _show_plan(configs: list[tuple[str, Any]], out: Path) -> None:

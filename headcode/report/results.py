@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+from headcode.sweep.words import split_values, value_of
+
 Row = dict[str, Any]
 
 RESULTS_FILE = "results.csv"
@@ -77,7 +79,8 @@ def select(rows: list[Row], conditions: Sequence[str]) -> list[Row]:
             raise ValueError(f"A condition reads like method=hyla or steps>=1000, got {condition!r}.")
         column, sign, text = match.groups()
         column = find_column(rows, column)
-        wanted = [text] if sign in ("<", "<=", ">", ">=") else [part.strip() for part in text.split(",")]
+        known = {value for row in rows if isinstance(value := row.get(column), str)}
+        wanted = [text] if sign in ("<", "<=", ">", ">=") else _alternatives(text, known)
         kept = [any(_compare(row.get(column), sign, value) for value in wanted) for row in rows]
         if sign == "!=":
             kept = [all(_compare(row.get(column), sign, value) for value in wanted) for row in rows]
@@ -85,10 +88,21 @@ def select(rows: list[Row], conditions: Sequence[str]) -> list[Row]:
     return rows
 
 
+def _alternatives(text: str, known: set[str]) -> list[str]:
+    """The values between commas; one that has commas itself, as names do, is found whole where the column has it."""
+    parts, found = split_values(text), []
+    while parts:
+        joined = [",".join(parts[:count]).strip() for count in range(1, len(parts) + 1)]
+        count = max((count for count, value in enumerate(joined, 1) if value in known), default=1)
+        found.append(joined[count - 1])
+        parts = parts[count:]
+    return found
+
+
 def _compare(value: Any, sign: str, text: str) -> bool:
-    wanted = _value("", text) if not isinstance(value, str) else text
+    wanted = text if isinstance(value, str) else value_of(text)
     if sign in ("=", "!="):
-        wanted = None if text in ("", "null", "None") and value is None else wanted
+        wanted = None if text == "" and value is None else wanted
         return _COMPARISONS[sign](value, wanted)
     if value is None:
         return False
@@ -160,18 +174,22 @@ class Group(NamedTuple):
 
 
 def group_rows(rows: list[Row], by: Sequence[str], columns: Sequence[str]) -> list[Group]:
-    """Groups of rows with the same values in the fields `by`, in order of appearance, with estimates of the columns."""
-    groups: dict[str, list[Row]] = {}
+    """Groups of rows with the same values in the fields `by`, in order of appearance, with estimates of the columns.
+
+    A run that has several names, and so several rows, counts once in a group.
+    """
     by = [find_column(rows, field) for field in by]
-    for row in rows:
-        groups.setdefault(json.dumps([row.get(field) for field in by]), []).append(row)
+    groups: dict[str, dict[Any, Row]] = {}
+    for index, row in enumerate(rows):
+        group = groups.setdefault(json.dumps([row.get(field) for field in by]), {})
+        group.setdefault(row.get("hash") or index, row)
     return [
         Group(
             {field: members[0].get(field) for field in by},
             members,
             {column: estimate([row.get(column) for row in members]) for column in columns},
         )
-        for members in groups.values()
+        for members in (list(group.values()) for group in groups.values())
     ]
 
 

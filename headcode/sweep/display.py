@@ -1,5 +1,6 @@
 """What a sweep shows while it works: a live table on a terminal, plain lines elsewhere."""
 
+import contextlib
 import dataclasses
 import sys
 import time
@@ -64,6 +65,33 @@ class SilentDisplay:
     def refresh(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+class SteadyDisplay:
+    """Another display whose stream may fail (a closed pipe, a full disk): then it shows less, and the sweep goes on."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+
+    def start(self, states: list[RunState]) -> None:
+        with contextlib.suppress(OSError):
+            self._display.start(states)
+
+    def event(self, state: RunState, words: str) -> None:
+        with contextlib.suppress(OSError):
+            self._display.event(state, words)
+
+    def say(self, words: str) -> None:
+        with contextlib.suppress(OSError):
+            self._display.say(words)
+
+    def refresh(self) -> None:
+        with contextlib.suppress(OSError):
+            self._display.refresh()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._display.close()
 
 
 class PlainDisplay:

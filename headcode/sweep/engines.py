@@ -56,6 +56,7 @@ class LocalEngine:
         return len(self._runs) < self._jobs
 
     def start(self, run: Run) -> None:
+        order = order_for(run, self._runtime, wait=False)
         slot = next(slot for slot in range(self._jobs) if slot not in self._runs)
         if slot in self._workers and not self._workers[slot].can_go_on():
             self._workers.pop(slot).end(PATIENCE)
@@ -63,7 +64,7 @@ class LocalEngine:
             environment = worker_environment(self._runtime.threads or 1, **_gpu_of(slot, self._runtime.device))
             self._workers[slot] = Worker(environment, log_of(run))
         self._runs[slot] = run
-        self._workers[slot].begin(order_for(run, self._runtime, wait=False))
+        self._workers[slot].begin(order)
 
     def poll(self) -> list[tuple[Run, Outcome]]:
         ended = []

@@ -15,6 +15,8 @@ def read_sweep(path: str | Path) -> list[tuple[str, RunConfig]]:
     The file is a program and is run: read one that you trust.
     """
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, not a sweep file; give a Python file that has a function sweep().")
     if not path.is_file():
         raise ValueError(f"{path} is not a sweep file: there is no such file.")
     try:

@@ -7,6 +7,7 @@ process of its own, as on a single machine, so its results do not depend on wher
 
 import importlib
 import json
+import math
 import os
 import socket
 from collections.abc import Callable
@@ -36,6 +37,7 @@ class RayEngine:
     queues = True
 
     def __init__(self, jobs: int | None, runtime: Runtime, address: str | None = None, num_gpus: float = 0) -> None:
+        _check_options(address, num_gpus)
         address = address or os.environ.get("RAY_ADDRESS") or "local"
         ray = import_ray(on_loopback=_is_here(address))
         self._ray, self._jobs, self._runtime, self._num_gpus = ray, jobs, runtime, num_gpus
@@ -124,6 +126,13 @@ def _is_here(address: str) -> bool:
     return address == "local" or address.rpartition(":")[0] in ("127.0.0.1", "localhost")
 
 
+def _check_options(address: Any, num_gpus: Any) -> None:
+    if address is not None and not isinstance(address, str):
+        raise ValueError(f"The address of a Ray cluster is host:port, auto or local, got {address!r}.")
+    if isinstance(num_gpus, bool) or not isinstance(num_gpus, (int, float)) or not 0 <= num_gpus < math.inf:
+        raise ValueError(f"num_gpus must be a number, 0 or more, got {num_gpus!r}.")
+
+
 def _connect(ray: Any, address: str) -> None:
     options: dict[str, Any] = {"address": address, "log_to_driver": False, "configure_logging": False}
     if address == "local":
@@ -134,6 +143,8 @@ def _connect(ray: Any, address: str) -> None:
         ray.init(**options)
     except ConnectionError as error:
         raise ValueError(f"There is no Ray cluster at {address}: {str(error).splitlines()[0]}") from None
+    except RuntimeError as error:  # another version of Ray or Python, for example
+        raise ValueError(f"The Ray cluster at {address} cannot be used: {' '.join(str(error).split())[:300]}") from None
 
 
 def _refuse_silence(address: str) -> None:

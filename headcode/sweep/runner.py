@@ -5,14 +5,14 @@ rows = run_sweep(grid(preset("logic-small"), seed=[0, 1, 2]), out="sweeps/seeds"
 OUT/runs/HASH/       one run folder per different configuration
 OUT/logs/HASH.log    what its processes said
 OUT/sweep.json       the names of the runs
-OUT/results.csv      a row per finished run, and results.parquet
+OUT/results.csv      a row per name of a finished run, and results.parquet
 """
 
 import time
 from pathlib import Path
 from typing import Any
 
-from headcode.sweep.display import Display, RunState, make_display
+from headcode.sweep.display import Display, RunState, SteadyDisplay, make_display
 from headcode.sweep.engines import Engine, default_threads, make_engine
 from headcode.sweep.plan import Configs, Run, plan
 from headcode.sweep.process import Outcome
@@ -90,7 +90,7 @@ def run_sweep(
     runs = plan(configs, out)
     chosen = make_engine(engine, out, jobs, runtime, engine_options) if isinstance(engine, str) else engine
     table = ResultsTable(out)
-    sweep = _Sweep(runs, chosen, table, make_display() if display is None else display)
+    sweep = _Sweep(runs, chosen, table, SteadyDisplay(make_display() if display is None else display))
     try:
         _make_folder(out)
         table.announce(runs)
@@ -153,14 +153,21 @@ class _Sweep:
                 self._display.say("stopping: every run saves its step")
                 self._engine.stop()
             while not stopping and self._engine.has_room() and (run := self._next()) is not None:
-                words = "goes on" if run.folder.exists() else "starts"
-                self._engine.start(run)
-                self._note(run, *(("queued", "queued") if self._engine.queues else ("running", words)))
+                self._start(run)
             for run, outcome in self._engine.poll():
                 self._take(run, outcome, stopping)
             self._look_at_queue()
             self._display.refresh()
             time.sleep(TICK)
+
+    def _start(self, run: Run) -> None:
+        words = "goes on" if run.folder.exists() else "starts"
+        try:
+            self._engine.start(run)
+        except Exception as error:  # of any engine: what is at work must not end because one run was refused
+            self._fail(run, f"it could not be started: {_in_words(error)}")
+            return
+        self._note(run, *(("queued", "queued") if self._engine.queues else ("running", words)))
 
     def _look_at_queue(self) -> None:
         """Runs that were waiting for their turn in a cluster are at work when something holds their lock."""
@@ -208,12 +215,15 @@ class _Sweep:
         elif stopping:
             self._note(run, "stopped", f"stopped: {outcome.message}")
         else:
-            self.failures[run.hash] = outcome.message
-            self._note(run, "failed", f"failed: {outcome.message}")
+            self._fail(run, outcome.message)
 
     def _finish(self, run: Run, words: str) -> None:
         self._note(run, "finished", words)
         self._write_table()
+
+    def _fail(self, run: Run, message: str) -> None:
+        self.failures[run.hash] = message
+        self._note(run, "failed", f"failed: {message}")
 
     def _write_table(self) -> None:
         try:
@@ -231,6 +241,11 @@ class _Sweep:
 
     def _unfinished(self) -> bool:
         return any(state.state not in ("finished", "failed") for state in self._states.values())
+
+
+def _in_words(error: Exception) -> str:
+    words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(words.split())[:300] or type(error).__name__
 
 
 def _row_of(name: str, run: Run, table: ResultsTable, error: str | None) -> Row:

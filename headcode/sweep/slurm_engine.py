@@ -20,6 +20,8 @@ from headcode.train import Runtime
 SLURM = "slurm"
 PATIENCE = 25.0
 """Seconds to save a step in: Slurm kills half a minute after it asks."""
+MOST_TIMEOUTS = 10**9
+"""How often a job may run out of time; submitit's own three would give a long run up, which saves each time."""
 _NEVER_BEGUN = ("CANCELLED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REQUEUED", "OUT_OF_MEMORY", "INTERRUPTED")
 
 
@@ -43,6 +45,7 @@ class SlurmEngine:
         out: Path,
         jobs: int | None,
         runtime: Runtime,
+        /,  # so that options of these names go to submitit, which refuses them in its own words
         cluster: str | None = None,
         timeout_minutes: int = 240,
         num_gpus: int = 0,
@@ -51,7 +54,12 @@ class SlurmEngine:
         submitit = _import_submitit()
         self._jobs, self._runtime = jobs, runtime
         try:
-            self._executor = submitit.AutoExecutor(folder=out / SLURM, cluster=cluster)
+            self._executor = submitit.AutoExecutor(
+                folder=out / SLURM,
+                cluster=cluster,
+                slurm_max_num_timeout=MOST_TIMEOUTS,
+                local_max_num_timeout=MOST_TIMEOUTS,
+            )
             self._executor.update_parameters(
                 name="headcode",
                 timeout_min=timeout_minutes,
@@ -59,7 +67,7 @@ class SlurmEngine:
                 gpus_per_node=num_gpus,
                 **{f"slurm_{name}": value for name, value in slurm.items()},
             )
-        except (RuntimeError, ValueError, NameError, TypeError) as error:
+        except (RuntimeError, ValueError, NameError, TypeError, AssertionError) as error:
             raise ValueError(f"submitit refuses the options: {' '.join(str(error).split())}") from None
         if self._executor.cluster == "local" and cluster is None:
             raise ValueError("There is no Slurm here (no sbatch); use another engine, or cluster=local to try it out.")

@@ -31,9 +31,18 @@ class ResultsTable:
         self._rows: dict[tuple[str, str], Row] = {}
 
     def announce(self, runs: list[Run]) -> None:
-        """Add the names of runs to those in the folder; a name that was another run's is this one's from now on."""
+        """Add the names of runs to those in the folder.
+
+        A name that was another run's is this one's from now on, and the other one's is then `NAME (HASH)`: a sweep does
+        not name the fields that all its runs share, so a second one with other values must not take rows away.
+        """
         with _locked(self.out):
-            names = self._names() | {name: run.hash for run in runs for name in run.names}
+            names = self._names()
+            for name, identity in ((name, run.hash) for run in runs for name in run.names):
+                names.pop(f"{name} ({identity})", None)
+                if (earlier := names.get(name, identity)) != identity:
+                    names[f"{name} ({earlier})"] = earlier
+                names[name] = identity
             replace_file(self.out / SWEEP_FILE, to_json({"runs": names}))
 
     def write(self) -> None:

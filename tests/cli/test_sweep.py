@@ -1,8 +1,11 @@
 """`headcode sweep` and `headcode results`: what they print, what they refuse, how they end."""
 
+import io
 import json
 import os
+import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -132,8 +135,80 @@ def test_mistakes_are_one_sentence(capsys, tmp_path, monkeypatch):
     )
     assert "Two different configurations are called 'a'" in fails(capsys, "sweep", "twice.py")
     assert "leave out --set" in fails(capsys, "sweep", "twice.py", "--set", "seed=0")
+    assert "twice is a folder, not a sweep file" in fails(capsys, "sweep", folder_called(tmp_path / "twice"))
     assert "has no results" in fails(capsys, "results", tmp_path)
     assert not (tmp_path / "sweeps").exists()
+
+
+def folder_called(path):
+    path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("engine", "option", "words"),
+    [
+        ("local", "jobs=2", "The engine local has no option 'jobs'; use --jobs."),
+        ("slurm", "out=here", "The engine slurm has no option 'out'; use --out."),
+        ("ray", "allow-failures=true", "The engine ray has no option 'allow_failures'; see docs/sweeps.md"),
+        ("slurm", "display=3", "The engine slurm has no option 'display'; see docs/sweeps.md"),
+        ("ray", "num_gpus=one", "num_gpus must be a number, 0 or more, got 'one'."),
+        ("ray", "address=123", "The address of a Ray cluster is host:port, auto or local, got 123."),
+        ("slurm", "runtime=3", "submitit refuses the options"),
+        ("slurm", "timeout_minutes=long", "submitit refuses the options"),
+    ],
+)
+def test_options_that_are_not_the_engines(engine, option, words, capsys, tmp_path):
+    if engine == "slurm":
+        pytest.importorskip("submitit")
+    local = ["--option", "cluster=local"] if engine == "slurm" else []
+    command = ["sweep", "logic", "--set", "seed=0", "--engine", engine, "--out", tmp_path / "out"]
+    assert words in fails(capsys, *command, *local, "--option", option)
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_language_runs_need_a_sweep_file(capsys, tmp_path):
+    words = "The run 'seed=0' has no text, and sweep has no flag for one; write a sweep file that gives it"
+    assert words in fails(capsys, "sweep", "lm", "--set", "seed=0,1", "--out", tmp_path)
+    assert words in fails(capsys, "sweep", "lm", "--set", "seed=0,1", "--out", tmp_path, "--dry-run")
+    (tmp_path / "no_text.py").write_text(
+        "from headcode.presets import preset\ndef sweep():\n    yield 'a', preset('lm-small')\n"
+    )
+    assert "The run 'a' has no text" in fails(capsys, "sweep", tmp_path / "no_text.py", "--out", tmp_path / "out")
+
+
+def test_the_sweep_file_of_the_docs_for_language_runs(capsys, tmp_path, monkeypatch):
+    """The block as it stands, with smaller runs: from a file of text to results."""
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    (block,) = [code for code in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "# novel.py" in code]
+    sizes = ", ".join(f"{name}={value!r}" for name, value in LANGUAGE_SETTINGS.items())
+    assert block.count("steps=400") == 1
+    Path("novel.py").write_text(block.replace("steps=400", sizes))
+    Path("novel.txt").write_text("".join(f"{n} times {n} is {n * n}.\n" for n in range(500)))
+    main(["sweep", "novel.py", "--device", "cpu", "--threads", "1", "--out", "out", "--json"])
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["name"] for row in rows] == ["method=softmax", "method=hyla"]
+    assert [row["error"] for row in rows] == [None, None]
+    assert all(0 < row["validation/bits_per_byte"] < 10 for row in rows)
+
+
+LANGUAGE_SETTINGS = {
+    "vocab_size": 290,
+    "context": 16,
+    "dim": 12,
+    "num_layers": 1,
+    "num_heads": 2,
+    "qk_dim": 8,
+    "v_dim": 6,
+    "mlp_dim": 11,
+    "steps": 6,
+    "batch_size": 5,
+    "eval_every": 0,
+    "eval_size": 6,
+    "eval_batch_size": 4,
+    "backend": "reference",
+}
 
 
 def test_a_folder_that_cannot_be_written(capsys, tmp_path):
@@ -175,3 +250,12 @@ def test_exit_codes(end, code, words, capsys, monkeypatch, tmp_path):
     assert stopped.value.code == code
     err = capsys.readouterr().err
     assert all(word in err for word in words)
+
+    class ClosedPipe(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("sys.stderr", ClosedPipe())
+    with pytest.raises(SystemExit) as stopped:
+        main(["sweep", "logic", "--set", "seed=0", "--out", str(tmp_path)])
+    assert stopped.value.code == code

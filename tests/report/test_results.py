@@ -80,6 +80,26 @@ def test_select(conditions, kept):
     assert select(ROWS, conditions) == [ROWS[index] for index in kept]
 
 
+@pytest.mark.parametrize(
+    ("condition", "kept"),
+    [
+        ("causal=True", [1, 3]),
+        ("causal!=False", [1, 3]),
+        ("norm=None", [0, 1, 2, 3, 4]),
+        ("name=method=hyla,seed=0", [2]),
+        ("name=method=hyla,seed=0, method=softmax,seed=1", [1, 2]),
+        ("name!=method=hyla,seed=0,method=softmax,seed=1", [0, 3, 4]),
+        ("name=method=hyla,seed=7", []),
+        ("aligned=[[0,1],[7,0.5]]", [0, 1, 2, 3, 4]),
+        ("aligned=0.5,[[0,1],[7,0.5]]", [0, 1, 2, 3, 4]),
+        ("aligned!=[[0,1],[7,0.5]]", []),
+    ],
+)
+def test_values_with_commas_and_words_of_python(folder, condition, kept):
+    rows = read_results(folder)
+    assert select(rows, [condition]) == [rows[index] for index in kept]
+
+
 def test_mistakes_in_conditions():
     with pytest.raises(ValueError, match="no column 'metod'; there are: name, hash"):
         select(ROWS, ["metod=hyla"])
@@ -118,6 +138,16 @@ def test_groups_with_students_interval():
     assert groups[1].cells["compositional/r2"].num_values == 2
     assert estimate([None, None]) is None and estimate([3.0]) == (3.0, None, 1) and estimate(["a", True]) is None
     assert math.isclose(estimate([1, 1, 1]).half_width, 0)
+
+
+def test_a_run_with_two_names_counts_once_in_a_group():
+    again = [{**row, "name": f"again: {row['name']}"} for row in ROWS[2:]]
+    once, twice = (group_rows(rows, ["method"], ["compositional/r2"]) for rows in (ROWS, ROWS + again))
+    assert once == twice and len(twice[1].rows) == 3
+    assert twice[1].cells["compositional/r2"].num_values == 2
+    assert len(group_rows(ROWS + again, ["name"], ["iid/r2"])) == 8
+    # Rows of other tables may have no hash: each is a run of its own.
+    assert group_rows([{"a": 1, "b": 2}, {"a": 1, "b": 4}], ["a"], ["b"])[0].cells["b"].mean == 3
 
 
 def test_files_that_are_no_results(tmp_path):

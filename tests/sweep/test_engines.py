@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from sweep_helpers import Listener, results_of, small_config
 
-from headcode.sweep import config_hash, grid, run_sweep
+from headcode.sweep import SweepFailed, config_hash, grid, run_sweep
 from headcode.sweep.engines import LocalEngine, available_cores, default_threads, make_engine
 from headcode.sweep.plan import plan
 from headcode.sweep.process import THREAD_VARIABLES, Worker, order_for, wait_for, worker_environment
+from headcode.sweep.ray_engine import _connect
 from headcode.sweep.status import is_finished
 from headcode.train import Runtime
 from headcode.train.folder import is_in_use, read_environments
@@ -163,10 +164,81 @@ def test_options_that_engines_do_not_have(tmp_path):
         make_engine("slurm", tmp_path, None, CPU, {"cluster": "magic"})
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"timeout_minutes": "long"}, 'submitit refuses the options: Parameter "timeout_min" expected type'),
+        ({"num_gpus": "one"}, 'submitit refuses the options: Parameter "gpus_per_node" expected type'),
+        ({"runtime": 3}, "submitit refuses the options: Unknown argument 'runtime'"),
+        ({"self": 3}, "submitit refuses the options: Unknown argument 'self'"),
+    ],
+)
+def test_values_that_slurm_does_not_take(tmp_path, options, words):
+    with pytest.raises(ValueError, match=words):
+        make_engine("slurm", tmp_path, None, CPU, {"cluster": "local", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_gpus": "one"}, "num_gpus must be a number, 0 or more, got 'one'"),
+        ({"num_gpus": True}, "num_gpus must be a number, 0 or more, got True"),
+        ({"num_gpus": -1}, "num_gpus must be a number, 0 or more, got -1"),
+        ({"num_gpus": float("nan")}, "num_gpus must be a number, 0 or more, got nan"),
+        ({"address": 123}, "The address of a Ray cluster is host:port, auto or local, got 123"),
+    ],
+)
+def test_values_that_ray_does_not_take(tmp_path, options, words):
+    with pytest.raises(ValueError, match=words):
+        make_engine("ray", tmp_path, None, CPU, options)
+
+
+def test_a_ray_cluster_of_another_version_is_one_sentence():
+    class OtherVersion:
+        def init(self, **options):
+            raise RuntimeError(
+                "Version mismatch: The cluster was started with:\n    Ray: 1.0\nThis process has:\n    2.0"
+            )
+
+    with pytest.raises(ValueError) as refused:
+        _connect(OtherVersion(), "auto")
+    assert str(refused.value) == (
+        "The Ray cluster at auto cannot be used: Version mismatch: The cluster was started with: Ray: 1.0 "
+        "This process has: 2.0"
+    )
+
+
 def test_without_slurm_the_engine_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="There is no Slurm here"):
         make_engine("slurm", tmp_path, None, CPU, {})
+
+
+def fake_slurm(folder, monkeypatch, script):
+    """An sbatch that does what the script says, and an srun, by which submitit knows a cluster."""
+    folder.mkdir()
+    for name, lines in (("sbatch", script), ("srun", "exit 1")):
+        (folder / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_no_number_of_time_limits_ends_a_run(tmp_path, monkeypatch):
+    fake_slurm(tmp_path / "bin", monkeypatch, "exit 1")
+    for options in ({}, {"cluster": "local"}):
+        engine = make_engine("slurm", tmp_path / "out", None, CPU, options)
+        assert engine._executor.cluster == options.get("cluster", "slurm")
+        # submitit's executor puts this count into every job, and the job counts down.
+        assert engine._executor._executor.max_num_timeout == 10**9
+
+
+def test_a_job_that_sbatch_refuses_is_a_failed_run(tmp_path, monkeypatch):
+    fake_slurm(tmp_path / "bin", monkeypatch, "echo 'sbatch: error: invalid partition specified: gpu' >&2; exit 1")
+    configs = grid(small_config(), seed=[0, 1])
+    with pytest.raises(SweepFailed) as failed:
+        run_sweep(configs, tmp_path / "out", engine="slurm", partition="gpu", display=Listener())
+    refusal = "it could not be started: sbatch: error: invalid partition specified: gpu"
+    assert failed.value.failures == {"seed=0": refusal, "seed=1": refusal}
 
 
 @pytest.mark.slow
@@ -235,7 +307,8 @@ def test_stopping_cancels_slurm_jobs(tmp_path):
     wait_until(lambda: not is_in_use(run.folder))
     ended = []
     wait_until(lambda: ended.extend(engine.poll()) or ended)
-    assert ended[0][1].state in ("stopped", "lost", "failed")
+    # submitit's local executor ends the job before it can answer, so what tells of the saved step is its log.
+    assert ended[0][1].state == "lost" and "ended as INTERRUPTED" in ended[0][1].message
     assert "Training was stopped at step" in (tmp_path / "logs" / f"{run.hash}.log").read_text()
 
 

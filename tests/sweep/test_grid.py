@@ -169,3 +169,5 @@ def test_bad_sweep_files(tmp_path, text, words):
         read_sweep(tmp_path / "bad.py")
     with pytest.raises(ValueError, match="there is no such file"):
         read_sweep(tmp_path / "missing.py")
+    with pytest.raises(ValueError, match="is a folder, not a sweep file; give a Python file"):
+        read_sweep(tmp_path)

@@ -1,6 +1,7 @@
 """What the runner makes of finished, failing, lost and locked runs; the engine is scripted, the trainings are real."""
 
 import csv
+import io
 import json
 import signal
 import threading
@@ -11,6 +12,7 @@ from sweep_helpers import Listener, ScriptedEngine, small_config, train_here
 
 from headcode.presets import fields_of, get_field
 from headcode.sweep import SweepFailed, SweepInterrupted, config_hash, run_sweep
+from headcode.sweep.display import PlainDisplay
 from headcode.sweep.plan import plan
 from headcode.sweep.process import Outcome
 from headcode.train import read_metrics
@@ -71,11 +73,9 @@ def test_what_is_finished_is_not_trained_again(finished):
     before = {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("*")}
     more = {**CONFIGS, "a again": small_config()}
     again, engine, listener = sweep(out, more)
-    assert engine.started == [] and again[:3] != [] and {path: path.stat().st_mtime_ns for path in before} == before
+    assert engine.started == [] and {path: path.stat().st_mtime_ns for path in before} == before
     assert {(name, words) for name, _, words in listener.events} == {(name, "was finished already") for name in "abc"}
-    by_name = {row["name"]: row for row in again}
-    assert by_name["a"] == rows[0] and by_name["a again"] == {**rows[0], "name": "a again"}
-    assert [row["name"] for row in again] == ["a", "a again", "b", "c"]
+    assert again == [rows[0], {**rows[0], "name": "a again"}, rows[1], rows[2]]
 
 
 def test_a_failing_run_does_not_stop_the_others(tmp_path):
@@ -94,6 +94,36 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path):
     assert (tmp_path / "results.csv").read_text().count("\n") == 3
     rows, engine, _ = sweep(tmp_path)
     assert engine.started == ["b"] and rows[1]["error"] is None
+
+
+def test_a_run_that_cannot_be_started_does_not_stop_the_others(tmp_path):
+    refusals = {"a": RuntimeError("sbatch: error:\n invalid partition"), "c": OSError(28, "No space left on device")}
+
+    class Refusing(ScriptedEngine):
+        def start(self, run):
+            if run.name in refusals:
+                raise refusals[run.name]
+            super().start(run)
+
+    engine, listener = Refusing(), Listener()
+    with pytest.raises(SweepFailed) as failed:
+        run_sweep(CONFIGS, tmp_path, engine=engine, display=listener)
+    assert failed.value.failures == {
+        "a": "it could not be started: sbatch: error: invalid partition",
+        "c": "it could not be started: No space left on device",
+    }
+    assert [row["error"] is None for row in failed.value.rows] == [False, True, False] and engine.started == ["b"]
+    assert ("a", "failed", "failed: it could not be started: sbatch: error: invalid partition") in listener.events
+
+
+def test_a_display_whose_reader_is_gone_does_not_stop_the_runs(tmp_path):
+    class ClosedPipe(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError(32, "Broken pipe")
+
+    engine = ScriptedEngine()
+    rows = run_sweep(CONFIGS, tmp_path, engine=engine, display=PlainDisplay(ClosedPipe(), interval=0.0))
+    assert engine.started == ["a", "b", "c"] and [row["error"] for row in rows] == [None] * 3
 
 
 def test_failures_can_be_allowed(tmp_path):
@@ -171,10 +201,22 @@ def test_several_sweeps_fill_one_folder(tmp_path):
     sweep(tmp_path, {"b": small_config(seed=1)})
     names = [line.split(",")[0] for line in (tmp_path / "results.csv").read_text().splitlines()]
     assert names == ["name", "a", "b"]
-    # A name that is given to another configuration is that one's from then on.
+
+
+def test_a_name_that_is_given_again_takes_no_row_away(tmp_path):
+    """Two sweeps that name their runs alike: the later run has the name, and the earlier one its hash beside it."""
+
+    def named():
+        with (tmp_path / "results.csv").open() as file:
+            return [(row["name"], row["seed"]) for row in csv.DictReader(file)]
+
+    first, second = (config_hash(small_config(seed=seed)) for seed in (0, 2))
+    sweep(tmp_path, {"a": small_config(), "b": small_config(seed=1)})
     sweep(tmp_path, {"a": small_config(seed=2)})
-    with (tmp_path / "results.csv").open() as file:
-        assert [(row["name"], row["seed"]) for row in csv.DictReader(file)] == [("a", "2"), ("b", "1")]
+    assert named() == [("a", "2"), ("b", "1"), (f"a ({first})", "0")]
+    # Back to the first: it stands there once, under its own name.
+    sweep(tmp_path, {"a": small_config()})
+    assert named() == [("a", "0"), ("b", "1"), (f"a ({second})", "2")]
 
 
 def test_a_table_that_cannot_be_written_does_not_stop_the_runs(tmp_path, monkeypatch):
