@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headcode.nn import HyperAttention, Transformer, forward_flops
+from headcode.nn import HyperAttention, Transformer
 from headcode.ops import cpu
 from headcode.ops.program import BoundProgram
 from headcode.presets import RunConfig, override, preset
+from headcode.train.cost import step_flops
 from headcode.train.data import Prefetcher
 from headcode.train.distributed import Group
 from headcode.train.learner import Learner
@@ -102,7 +103,7 @@ class Train:
         plain_seconds, seconds = (
             statistics.median(step for turn in side for step in turn) for side in zip(*turns, strict=True)
         )
-        flops = 3 * config.batch_size * forward_flops(config.model, config.task.sequence_length, config.task.queries)
+        flops = step_flops(config)
         return {
             "task": task if task == "sraven" else f"{task} N={config.task.sequence_length}",
             "method": method,

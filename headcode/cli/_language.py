@@ -11,13 +11,14 @@ import torch
 import tyro
 
 from headcode.cli.train import TrainOptions
-from headcode.nn import Transformer, forward_flops
+from headcode.nn import Transformer
 from headcode.presets import RunConfig, with_task
 from headcode.tasks import LanguageModelling
 from headcode.tasks.language.corpus import PYTHON, Source, StreamedDataset, TextFiles, find_dataset
 from headcode.tasks.language.prepare import prepare
 from headcode.tasks.language.tokenizer import read_tokenizer
 from headcode.train import Runtime
+from headcode.train.cost import step_flops
 from headcode.train.distributed import is_main_process
 from headcode.train.progress import duration
 
@@ -118,8 +119,7 @@ def cost(config: RunConfig) -> dict[str, Any]:
     """Parameters, tokens and arithmetic of a run; the time is what the products alone take at this machine's speed."""
     with torch.device("meta"):
         parameters = sum(parameter.numel() for parameter in Transformer(config.model).parameters())
-    # The backward pass has two matrix products for each one of the forward pass.
-    flops = 3 * config.batch_size * forward_flops(config.model, config.task.sequence_length)
+    flops = step_flops(config)
     speed = product_speed()
     seconds = config.steps * flops / speed
     return {

@@ -16,10 +16,11 @@ from typing import Annotated, Any
 import tyro
 
 from headcode.cli._training import Switch
-from headcode.cli.sweep import plain_endings
+from headcode.cli.sweep import Option, options_of, plain_endings, say_failures
 from headcode.experiments import EXPERIMENTS, SCALES, Experiment, Outcome, estimate, experiment, planned_runs, reproduce
 from headcode.experiments.base import Scale
 from headcode.experiments.run import markdown_table
+from headcode.sweep import SweepFailed
 from headcode.train import Runtime
 
 ALL = "all"
@@ -35,12 +36,18 @@ class Command:
     """smoke, laptop or paper."""
     out: Path = Path("experiments")
     """Folder for the runs, tables and figures; experiments in one folder share runs."""
-    jobs: int = 1
+    jobs: Annotated[
+        int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 1, on a cluster no limit)")
+    ] = None
     """Runs at a time."""
-    threads: int | None = None
-    """CPU threads of each run; the cores divided by the jobs unless given."""
+    threads: Annotated[
+        int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: cores / jobs, on a cluster 1)")
+    ] = None
+    """CPU threads of each run."""
     engine: str = "local"
     """local, ray or slurm."""
+    option: Option = ()
+    """Of the engine, as for `headcode sweep`: num_gpus=…, partition=…, timeout_minutes=…, see docs/sweeps.md."""
     seeds: int | None = None
     """Only the first so many seeds."""
     kept: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(optional)")] = None
@@ -53,8 +60,8 @@ class Command:
             self._list()
             return
         names = EXPERIMENTS if self.name == ALL else (self.name,)
-        for name in names:
-            self._one(experiment(name))
+        if not all([self._one(experiment(name)) for name in names]):
+            raise SystemExit(1)
 
     def _list(self) -> None:
         print("Experiments:")
@@ -62,7 +69,8 @@ class Command:
             print(f"  {name:<22} {experiment(name).title}")
         print(f"Scales: {', '.join(SCALES)}. Example: headcode reproduce {EXPERIMENTS[0]} --scale smoke")
 
-    def _one(self, chosen: Experiment) -> None:
+    def _one(self, chosen: Experiment) -> bool:
+        """Whether none of its runs failed."""
         print(f"{chosen.title}\n{chosen.question}\nPaper: {chosen.claim}\nSelection: {chosen.selection}", flush=True)
         runs = planned_runs(chosen, self.scale, self.seeds)
         if self.dry_run or self.scale == "paper":
@@ -71,19 +79,26 @@ class Command:
         if self.dry_run:
             for run_name, _ in runs:
                 print(f"  {run_name}")
-            return
+            return True
         with plain_endings():
-            outcome = reproduce(
-                chosen,
-                self.scale,
-                self.out,
-                jobs=self.jobs,
-                threads=self.threads,
-                engine=self.engine,
-                seeds=self.seeds,
-                kept=self.kept,
-            )
+            try:
+                outcome = reproduce(
+                    chosen,
+                    self.scale,
+                    self.out,
+                    jobs=self.jobs,
+                    threads=self.threads,
+                    engine=self.engine,
+                    seeds=self.seeds,
+                    kept=self.kept,
+                    **options_of(self.option, self.engine),
+                )
+            except SweepFailed as nothing:  # not one run finished; other experiments may do better
+                say_failures(nothing.failures)
+                return False
         self._tell(outcome)
+        say_failures(outcome.study.failed)
+        return not outcome.study.failed
 
     def _tell(self, outcome: Outcome) -> None:
         for table in outcome.tables:

@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import tyro
 
 from headcode.cli._training import Switch, Trackers, carry_out, print_json
-from headcode.nn import forward_flops
 from headcode.presets import (
     DEFAULT_PRESETS,
     PRESETS,
@@ -31,6 +30,7 @@ from headcode.presets import (
     preset,
 )
 from headcode.train import Runtime, Trainer
+from headcode.train.cost import step_flops
 from headcode.train.distributed import is_main_process
 from headcode.train.progress import duration
 
@@ -91,8 +91,7 @@ def cost(config: RunConfig, runtime: Runtime) -> dict[str, Any]:
     """Parameters, arithmetic and time of a run; the time from a short probe on this machine."""
     trainer = Trainer(config, runtime=runtime)
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
-    # The backward pass has two matrix products for each one of the forward pass.
-    flops = 3 * config.batch_size * forward_flops(config.model, config.task.sequence_length, config.task.queries)
+    flops = step_flops(config)
     speed = trainer.probe(PROBE_SECONDS)
     return {
         "parameters": parameters,

@@ -6,7 +6,6 @@ token's position alone, and the same decoder on the residual stream.
 """
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from headcode.analysis.files import Arrays
 from headcode.analysis.runs import UNTRAINED
 from headcode.experiments._drawing import bars
 from headcode.experiments._logic import MAIN_METHODS
-from headcode.experiments.base import Experiment, Mean, Row, Scale, Study, Table, Verdict, compare, judge
+from headcode.experiments.base import Experiment, Mean, Row, Scale, Study, Table, Verdict, compare, judge, write_json
 from headcode.report import figures
 from headcode.report.style import COLUMN_WIDTH, PAGE_WIDTH, PALETTE, canvas, save
 
@@ -61,10 +60,10 @@ class CodesExperiment(Experiment):
             layers = _layers_of(study.scale, trained.config.model.num_layers)
             facts = {"method": row["method"], "seed": row["seed"], "last": trained.config.model.num_layers - 1}
             found += [{**facts, **result} for result in decode_with_controls(trained, start, layers, size)]
-            if row["seed"] == study.rows[0]["seed"]:
+            if row["method"] not in maps:  # of the first seed
                 maps[row["method"]] = self._map(trained, study, row["method"])
         study.extra["decoded"], study.extra["maps"] = found, maps
-        (study.folder / "decoded.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_json(study.folder / "decoded.json", found)
 
     def tables(self, study: Study) -> list[Table]:
         rows: list[Row] = []

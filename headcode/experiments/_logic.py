@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from headcode.experiments import base
 from headcode.experiments.base import Row, Scale, Study
 from headcode.presets import RunConfig, override, preset
 
@@ -50,12 +51,4 @@ SELECTION = (
 
 def select(study: Study, groups: Sequence[str]) -> list[Row]:
     """The runs at the rate and decay with the best mean iid R², within every group of equal `groups` fields."""
-    kept: list[Row] = []
-    for key in dict.fromkeys(tuple(row[field] for field in groups) for row in study.rows):
-        fields = dict(zip(groups, key, strict=True))
-        tried = dict.fromkeys((row["learning_rate"], row["weight_decay"]) for row in study.where(**fields))
-        best = max(
-            tried, key=lambda pair: study.mean("iid/r2", **fields, learning_rate=pair[0], weight_decay=pair[1]).value
-        )
-        kept += study.where(**fields, learning_rate=best[0], weight_decay=best[1])
-    return kept
+    return base.select(study, groups, ("learning_rate", "weight_decay"), "iid/r2")

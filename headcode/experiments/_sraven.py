@@ -7,14 +7,14 @@ attention dropout, and a curriculum in which 80 % of the training puzzles are al
 the run. Evaluation puzzles are never aligned. No hints are given: they would say what the codes are to find.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headcode.experiments.base import Row, Scale, Study
+from headcode.experiments import base
+from headcode.experiments.base import Row, Scale, Study, write_json
 from headcode.presets import RunConfig, override, preset
 from headcode.sweep import grid
 from headcode.tasks import SRaven, oracle
@@ -100,19 +100,7 @@ def searched(config: RunConfig, scale: Scale, **fields: Sequence[Any]) -> list[t
 
 def select(study: Study, groups: Sequence[str]) -> list[Row]:
     """The runs at the rate, decay and warm-up with the best mean iid accuracy, within groups of equal fields."""
-    searched_fields = ("learning_rate", "weight_decay", "warmup_steps")
-    kept: list[Row] = []
-    for key in dict.fromkeys(tuple(row[field] for field in groups) for row in study.rows):
-        fields = dict(zip(groups, key, strict=True))
-        tried = dict.fromkeys(tuple(row[field] for field in searched_fields) for row in study.where(**fields))
-        best = max(
-            tried,
-            key=lambda choice: (
-                study.mean("iid/accuracy", **fields, **dict(zip(searched_fields, choice, strict=True))).value
-            ),
-        )
-        kept += study.where(**fields, **dict(zip(searched_fields, best, strict=True)))
-    return kept
+    return base.select(study, groups, ("learning_rate", "weight_decay", "warmup_steps"), "iid/accuracy")
 
 
 def accuracy_along(folder: Path, batch_size: int) -> list[dict[str, float]]:
@@ -150,5 +138,4 @@ def note_ceilings(study: Study, say: Callable[[str], None]) -> None:
         split: {name: sum(one[split][name] for one in each) / len(each) for name in numbers}
         for split, numbers in each[0].items()
     }
-    text = json.dumps(study.extra["ceilings"], indent=1) + "\n"
-    (study.folder / "ceilings.json").write_text(text, encoding="utf-8")
+    write_json(study.folder / "ceilings.json", study.extra["ceilings"])

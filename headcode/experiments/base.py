@@ -11,6 +11,7 @@ An experiment that needs more than its runs' metrics (codes, other models) does 
 """
 
 import dataclasses
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from headcode.presets import RunConfig
+from headcode.train.files import replace_file
 
 Scale = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")
@@ -60,6 +62,8 @@ class Study:
     """What `analyse` found."""
     kept: int = 0
     """How many of the rows come from kept records."""
+    failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """By name: why a run ended without results. It has no row."""
 
     def where(self, **fields: Any) -> list[Row]:
         """The rows with these values."""
@@ -136,6 +140,46 @@ class Experiment(ABC):
         """The figure, as STEM.svg and STEM.png."""
 
 
+def write_json(path: Path, values: Any) -> None:
+    """Put a JSON file in place in one move."""
+    replace_file(path, (json.dumps(finite(values), indent=1, allow_nan=False) + "\n").encode())
+
+
+def finite(value: Any) -> Any:
+    """The value with null for every number in it that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def merit(mean: Mean, sign: int = 1) -> tuple[int, float]:
+    """How good a choice of hyperparameters is: one whose runs failed, on any seed, loses to one whose runs all ended.
+
+    `sign` is -1 where less is better.
+
+    >>> merit(Mean.of([0.5, 0.7])) > merit(Mean.of([0.9])) > merit(Mean.of([None])) == merit(Mean.of([]))
+    True
+    """
+    finite = [value for value in mean.each if math.isfinite(value)]
+    return len(finite), sign * sum(finite) / len(finite) if finite else -math.inf
+
+
+def select(study: Study, groups: Sequence[str], searched: Sequence[str], metric: str) -> list[Row]:
+    """The runs at the searched fields' values with the best mean metric, within every group of equal fields."""
+    kept: list[Row] = []
+    for key in dict.fromkeys(tuple(row[field] for field in groups) for row in study.rows):
+        fields = dict(zip(groups, key, strict=True))
+        tried = [
+            dict(zip(searched, values, strict=True))
+            for values in dict.fromkeys(tuple(row[field] for field in searched) for row in study.where(**fields))
+        ]
+        best = max(tried, key=lambda choice: merit(study.mean(metric, **fields, **choice)))
+        kept += study.where(**fields, **best)
+    return kept
+
+
 def per_seed(rows: Sequence[Row], metric: str, **fields: Any) -> dict[int, float]:
     """The metric of the rows with these values, by seed."""
     chosen = [row for row in rows if all(row.get(name) == value for name, value in fields.items())]
@@ -146,9 +190,10 @@ def compare(statement: str, better: Mapping[int, float], worse: Mapping[int, flo
     """Whether one group beats another, by their differences on the seeds that both have.
 
     Paired, because a seed also draws which compositions are held out: what they have in common says nothing about
-    either group. See `judge`.
+    either group. See `judge`. Where seeds have only one of the two, because the other failed or was not run, nobody can
+    tell: those that are left may be left for a reason.
     """
-    seeds = sorted(set(better) & set(worse))
+    seeds, alone = sorted(set(better) & set(worse)), sorted(set(better) ^ set(worse))
     if not seeds:
         return Verdict(statement, None, "no seed has both")
     differences = {seed: better[seed] - worse[seed] for seed in seeds}
@@ -156,7 +201,10 @@ def compare(statement: str, better: Mapping[int, float], worse: Mapping[int, flo
     mean = Mean.of(differences.values())
     if mean.half_width is None:
         return Verdict(statement, None, f"difference {listed}; one seed only")
-    return Verdict(statement, judge(mean), f"difference {mean.value:+.3f} ± {mean.half_width:.3f}: {listed}")
+    evidence = f"difference {mean.value:+.3f} ± {mean.half_width:.3f}: {listed}"
+    if alone:
+        return Verdict(statement, None, f"{evidence}; only one of the two on seed {', '.join(map(str, alone))}")
+    return Verdict(statement, judge(mean), evidence)
 
 
 def judge(mean: Mean, bound: float = 0.0) -> bool | None:

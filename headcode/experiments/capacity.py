@@ -5,7 +5,6 @@ arithmetic in the attention, so softmax and linear get a wider feed-forward netw
 training loss: along training, each method's held-out score is read off where its training loss passes a given value.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,14 @@ from headcode.experiments.base import (
     Verdict,
     compare,
     per_seed,
+    write_json,
 )
-from headcode.nn import Transformer, forward_flops
+from headcode.nn import Transformer
 from headcode.ops import METHODS
 from headcode.presets import RunConfig, override
 from headcode.report.style import PAGE_WIDTH, canvas, save
 from headcode.sweep import grid
+from headcode.train.cost import step_flops
 from headcode.train.folder import read_metrics, read_run_config
 
 WIDENED = ("softmax", "linear", "linear_rms")
@@ -73,7 +74,7 @@ class Capacity(Experiment):
             row["step_flops"] = step_flops(config)
             row["wide"] = row["mlp_dim"] > narrow
         study.extra["curves"] = curves
-        (study.folder / "curves.json").write_text(json.dumps(curves), encoding="utf-8")
+        write_json(study.folder / "curves.json", curves)
 
     def tables(self, study: Study) -> list[Table]:
         rows: list[Row] = []
@@ -96,13 +97,16 @@ class Capacity(Experiment):
         matched: list[Row] = []
         for method in METHODS:
             if study.where(method=method, wide=False):
-                scores = {
-                    f"loss {level:.4f}": Mean.of(self._at_level(study, method, level).values()) for level in levels
-                }
+                seeds = len(study.where(method=method, wide=False))
+                scores: Row = {}
+                for level in levels:
+                    found = self._at_level(study, method, level)
+                    # A mean over the runs that come so far would be one over the better runs.
+                    scores[f"loss {level:.4f}"] = Mean.of(found.values()) if len(found) == seeds else None
                 matched.append({"method": method, **scores})
         return [
             Table("Matched parameters, and matched FLOPs; R², mean and 95 % interval over seeds", rows),
-            Table("Held-out R² where the training loss passes a value (interpolated between evaluations)", matched),
+            Table("Held-out R² where the training loss passes a value (–: not every run comes to it)", matched),
         ]
 
     def verdicts(self, study: Study) -> list[Verdict]:
@@ -186,11 +190,6 @@ class Capacity(Experiment):
             if value is not None:
                 found[seed] = value
         return found
-
-
-def step_flops(config: RunConfig) -> int:
-    """FLOPs of one training step: three times those of the forward pass."""
-    return 3 * config.batch_size * forward_flops(config.model, config.task.sequence_length, config.task.queries)
 
 
 def widened_to(config: RunConfig, flops: int) -> RunConfig:

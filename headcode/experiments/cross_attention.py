@@ -86,11 +86,13 @@ class CrossAttention(Experiment):
         found = []
         for task, metric in METRICS.items():
             score = {
-                (method, cross > 0): per_seed(
-                    study.rows, f"compositional/{metric}", task=task, method=method, cross_layers=cross
+                (method, crossing): per_seed(
+                    [row for row in study.where(task=task) if (row["cross_layers"] > 0) == crossing],
+                    f"compositional/{metric}",
+                    method=method,
                 )
                 for method in MAIN_METHODS
-                for cross in {row["cross_layers"] for row in study.where(task=task)}
+                for crossing in (False, True)
             }
             for method in MAIN_METHODS:
                 if score[method, False]:

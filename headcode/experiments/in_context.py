@@ -1,7 +1,6 @@
 """In-context learning as optimisation: trained models against algorithms on the same contexts, and the exact identity
 between one layer of linear attention and one gradient step."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,18 @@ from headcode.experiments import _one_step
 from headcode.experiments._drawing import colour_of, limits, line
 from headcode.experiments._logic import MAIN_METHODS, SELECTION, logic_base, paper_search, seeds_of, select
 from headcode.experiments._regression import algorithms
-from headcode.experiments.base import Experiment, Mean, NamedConfigs, Row, Scale, Study, Table, Verdict, compare
+from headcode.experiments.base import (
+    Experiment,
+    Mean,
+    NamedConfigs,
+    Row,
+    Scale,
+    Study,
+    Table,
+    Verdict,
+    compare,
+    write_json,
+)
 from headcode.nn import Transformer
 from headcode.report.style import GREY, PAGE_WIDTH, PALETTE, canvas, save
 from headcode.sweep import grid
@@ -76,7 +86,7 @@ class InContext(Experiment):
             look for seed in seeds_of(study.scale) for look in _one_step.train(setting, seed)
         ]  # (seed, step)
         content = {key: study.extra[key] for key in ("scores", "identity", "trained")}
-        (study.folder / "in-context.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_json(study.folder / "in-context.json", content)
 
     def tables(self, study: Study) -> list[Table]:
         tables = []
@@ -87,10 +97,7 @@ class InContext(Experiment):
                 for split in SPLITS:
                     row[split] = self._mean(study, who, split, points, points - 1)
                 for method in MAIN_METHODS:
-                    distances = [
-                        s[f"from {method}"] for s in self._scores(study, who, "compositional", points, points - 1)
-                    ]
-                    row[f"distance from {method}"] = Mean.of(distances)
+                    row[f"distance from {method}"] = Mean.of(self._distances(study, who, method, points))
                 rows.append(row)
             title = f"R² with N={points} ({points - 1} visible points), and root mean square distance from the models' "
             tables.append(Table(title + "predictions on held-out compositions", rows))
@@ -168,7 +175,7 @@ class InContext(Experiment):
     def _draw_distances(self, study: Study, axes: Any, points: int) -> None:
         for place, who in enumerate(DRAWN):
             for index, method in enumerate(MAIN_METHODS):
-                values = [s[f"from {method}"] for s in self._scores(study, who, "compositional", points, points - 1)]
+                values = self._distances(study, who, method, points)
                 at = place + (index - 1) * 0.25
                 mean = Mean.of(values)
                 axes.barh(at, mean.value, 0.22, color=colour_of(method, MAIN_METHODS), alpha=0.75)
@@ -209,6 +216,11 @@ class InContext(Experiment):
 
     def _mean(self, study: Study, who: str, split: str, points: int, context: int) -> Mean:
         return Mean.of(s["r2"] for s in self._scores(study, who, split, points, context))
+
+    def _distances(self, study: Study, who: str, method: str, points: int) -> list[float]:
+        """From a model's predictions on held-out compositions, on the seeds that have the model."""
+        scores = self._scores(study, who, "compositional", points, points - 1)
+        return [s[f"from {method}"] for s in scores if f"from {method}" in s]
 
     def _by_seed(self, study: Study, who: str, points: int) -> dict[int, float]:
         return {s["seed"]: s["r2"] for s in self._scores(study, who, "compositional", points, points - 1)}

@@ -15,9 +15,9 @@ from headcode.experiments.base import (
     Table,
     Verdict,
     compare,
+    merit,
     per_seed,
 )
-from headcode.nn import forward_flops
 from headcode.presets import RunConfig, override, preset, with_task
 from headcode.report.style import PAGE_WIDTH, canvas, save
 from headcode.sweep import grid
@@ -25,6 +25,7 @@ from headcode.tasks import LanguageModelling
 from headcode.tasks.language.corpus import Source, StandardLibrary, StreamedDataset
 from headcode.tasks.language.prepare import prepare, prepared
 from headcode.train import read_metrics
+from headcode.train.cost import step_flops
 
 METRIC = "validation/bits_per_byte"
 RATES: dict[Scale, tuple[float, ...]] = {"smoke": (3e-3,), "laptop": (3e-3, 1e-2), "paper": (3e-4, 1e-3, 3e-3)}
@@ -73,8 +74,8 @@ def with_text(config: RunConfig, scale: Scale) -> RunConfig:
 
 
 def training_flops(config: RunConfig) -> float:
-    """Arithmetic of a whole run: forward, and twice as much backward."""
-    return 3.0 * config.steps * config.batch_size * forward_flops(config.model, config.task.sequence_length)
+    """Arithmetic of a whole run."""
+    return float(config.steps * step_flops(config))
 
 
 def flop_matched(config: RunConfig, reference: RunConfig) -> RunConfig:
@@ -149,7 +150,7 @@ class Language(Experiment):
         with canvas(PAGE_WIDTH, 2.6, 1, 2, width_ratios=(1.5, 1)) as (figure, axes):
             for method in MAIN_METHODS:
                 curves = [_curve(Path(row["folder"])) for row in study.where(**groups[method])]
-                steps = sorted(set.intersection(*(set(curve) for curve in curves)))
+                steps = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
                 tokens = [step * self._tokens_per_step(study) / 1e6 for step in steps]
                 means = [Mean.of(curve[step] for curve in curves) for step in steps]
                 line(axes[0], tokens, means, colour_of(method, MAIN_METHODS), method)
@@ -183,7 +184,8 @@ class Language(Experiment):
 
     def _best_rate(self, study: Study, method: str) -> float:
         rates = study.values("learning_rate")
-        return min(rates, key=lambda rate: study.mean(METRIC, **self._full(study, method, rate)).value)
+        fewest_bits = {rate: merit(study.mean(METRIC, **self._full(study, method, rate)), -1) for rate in rates}
+        return max(rates, key=lambda rate: fewest_bits[rate])
 
     def _tokens_per_step(self, study: Study) -> int:
         return study.rows[0]["batch_size"] * study.rows[0]["context"]

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from headcode.experiments.base import Experiment, Row, Scale, Study, Table, Verdict
+from headcode.experiments.base import Experiment, Row, Scale, Study, Table, Verdict, finite
 from headcode.experiments.kept import keep, kept_rows
-from headcode.nn import forward_flops
 from headcode.presets import RunConfig, override
-from headcode.sweep import Display, run_sweep
+from headcode.sweep import Display, SweepFailed, run_sweep
 from headcode.train import Runtime, Trainer
+from headcode.train.cost import step_flops
 from headcode.train.files import replace_file, to_json
 
 PROBE_SECONDS = 3.0
@@ -62,10 +62,10 @@ def estimate(configs: Sequence[RunConfig], runtime: Runtime) -> Cost:
     """FLOPs by count, time by a three-second probe of the run with the largest step."""
     if not configs:
         return Cost(0, 0, 0.0, 0.0)
-    largest = max(configs, key=_step_flops)
+    largest = max(configs, key=step_flops)
     probe = Trainer(override(largest, eval_size=0), Path("."), runtime=runtime, reporters=[])
-    speed = probe.probe(PROBE_SECONDS) * _step_flops(largest)
-    flops = sum(_step_flops(config) * config.steps for config in configs)
+    speed = probe.probe(PROBE_SECONDS) * step_flops(largest)
+    flops = sum(step_flops(config) * config.steps for config in configs)
     return Cost(len(configs), sum(config.steps for config in configs), flops, flops / speed)
 
 
@@ -74,18 +74,20 @@ def reproduce(
     scale: Scale,
     out: Path,
     *,
-    jobs: int = 1,
+    jobs: int | None = None,
     threads: int | None = None,
     engine: str = "local",
     seeds: int | None = None,
     kept: Path | None = None,
     display: Display | None = None,
     say: Callable[[str], None] = print,
+    **engine_options: Any,
 ) -> Outcome:
     """Train the runs that are missing in OUT, and write OUT/NAME/SCALE: results.csv, findings.json and .md, figure.
 
     Experiments that share a configuration share the run. Runs whose records are in `kept` are not trained again, unless
-    the experiment needs their weights; records of those that are trained go there.
+    the experiment needs their weights; records of those that are trained go there. Runs that fail are left out, and
+    named in the findings. The rest is as for `run_sweep`.
     """
     pairs = planned_runs(experiment, scale, seeds)
     known = kept_rows(pairs, kept) if kept is not None and not experiment.needs_weights else {}
@@ -94,14 +96,28 @@ def reproduce(
     missing = [(name, config) for name, config in pairs if name not in known]
     trained: list[Row] = []
     if missing:
-        trained = run_sweep(missing, out, jobs=jobs, threads=threads, engine=engine, display=display)
+        # A run that diverges does so each time it is tried: the experiment goes on without it, and says so.
+        trained = run_sweep(
+            missing,
+            out,
+            jobs=jobs,
+            threads=threads,
+            engine=engine,
+            allow_failures=True,
+            display=display,
+            **engine_options,
+        )
+    failed = {row["name"]: row["error"] for row in trained if row["error"] is not None}
+    if len(failed) == len(pairs):
+        raise SweepFailed(failed, trained, out)
+    trained = [row for row in trained if row["error"] is None]
     if kept is not None and (added := keep(trained, kept)):
         say(f"The records of {added} runs are now kept in {kept}.")
     by_name = known | {row["name"]: row for row in trained}
-    rows = [by_name[name] for name in dict(pairs)]
+    rows = [by_name[name] for name in dict(pairs) if name in by_name]
     folder = out / experiment.name / scale
     folder.mkdir(parents=True, exist_ok=True)
-    study = Study(scale, rows, folder, threads, kept=len(known))
+    study = Study(scale, rows, folder, threads, kept=len(known), failed=failed)
     start = time.monotonic()
     experiment.analyse(study, say)
     tables, verdicts = experiment.tables(study), experiment.verdicts(study)
@@ -109,10 +125,6 @@ def reproduce(
     files = [_write_rows(rows, folder / "results.csv"), *_write_findings(experiment, study, tables, verdicts, folder)]
     say(f"Analysis and figure of {experiment.name}: {time.monotonic() - start:.0f} s.")
     return Outcome(study, tables, verdicts, [*files, *figures])
-
-
-def _step_flops(config: RunConfig) -> float:
-    return 3.0 * config.batch_size * forward_flops(config.model, config.task.sequence_length, config.task.queries)
 
 
 def _write_rows(rows: Sequence[Row], path: Path) -> Path:
@@ -137,12 +149,13 @@ def _write_findings(
         "selection": experiment.selection,
         "runs": len(study.rows),
         "taken from kept records": study.kept,
+        "failed": study.failed,
         "seeds": sorted({row["seed"] for row in study.rows}),
         "tables": [{"title": table.title, "rows": [_plain(row) for row in table.rows]} for table in tables],
         "verdicts": [{**dataclasses.asdict(verdict), "word": verdict.word} for verdict in verdicts],
     }
     as_json, as_text = folder / "findings.json", folder / "findings.md"
-    replace_file(as_json, to_json(told))
+    replace_file(as_json, to_json(finite(told)))
     replace_file(as_text, in_markdown(experiment, study, tables, verdicts).encode())
     return [as_json, as_text]
 
@@ -158,6 +171,7 @@ def in_markdown(
         lines += [f"{table.title}", "", markdown_table(table.rows), ""]
     for verdict in verdicts:
         lines.append(f"- **{verdict.word.capitalize()}**: {verdict.statement} {verdict.evidence}.")
+    lines += [f"- **Failed, and left out**: {name}: {message}" for name, message in study.failed.items()]
     command = f"headcode reproduce {experiment.name} --scale {study.scale}"
     kept = f", {study.kept} of them taken from kept records" if study.kept else ""
     return "\n".join([*lines, "", f"Made by `{command}`, {len(study.rows)} runs{kept}.", ""])

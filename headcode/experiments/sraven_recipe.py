@@ -113,8 +113,8 @@ class SRavenRecipe(Experiment):
 
 
 def _by_variant(study: Study) -> dict[str, Study]:
-    """The rows of each variant: several of them differ from the recipe in more than one field."""
-    found: dict[str, list[Row]] = {}
+    """The rows of each variant, by name: several of them differ from the recipe in more than one field."""
+    found: dict[str, list[Row]] = {name: [] for name in variants(study.scale)}
     for row in study.rows:
-        found.setdefault(row["name"].partition(": ")[2].rpartition(", seed=")[0], []).append(row)
+        found[row["name"].partition(": ")[2].rpartition(", seed=")[0]].append(row)
     return {name: Study(study.scale, rows, study.folder) for name, rows in found.items()}

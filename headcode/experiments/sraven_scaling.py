@@ -1,6 +1,5 @@
 """SRAVEN: accuracy on seen and held-out compositions against training instances, width and depth."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from headcode.experiments.base import (
     Verdict,
     compare,
     per_seed,
+    write_json,
 )
 from headcode.nn import Transformer
 from headcode.report.style import PAGE_WIDTH, canvas, save
@@ -78,7 +78,7 @@ class SRavenScaling(Experiment):
             fields = {name: row[name] for name in (*GROUPS, "seed", "learning_rate", "weight_decay", "warmup_steps")}
             curves += [{**fields, **point} for point in accuracy_along(folder, row["batch_size"])]
         study.extra["curves"] = curves
-        (study.folder / "curves.json").write_text(json.dumps(curves) + "\n", encoding="utf-8")
+        write_json(study.folder / "curves.json", curves)
         note_ceilings(study, say)
 
     def tables(self, study: Study) -> list[Table]:
@@ -181,7 +181,7 @@ class SRavenScaling(Experiment):
         budgets = sorted(chosen.values("steps"))
         where = {"method": method, "dim": base["dim"], "num_layers": base["num_layers"]}
         means = [chosen.mean(f"{split}/accuracy", **where, steps=steps) for steps in budgets]
-        instances = [chosen.where(**where, steps=steps)[0]["instances"] for steps in budgets]
+        instances = [steps * study.rows[0]["batch_size"] for steps in budgets]
         line(axes, instances, means, colour, method, style=":")
 
     def _chosen(self, study: Study) -> Study:

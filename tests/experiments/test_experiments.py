@@ -11,10 +11,11 @@ from matplotlib.image import imread
 
 from headcode.experiments import EXPERIMENTS, Mean, Study, _logic, _sraven, experiment, planned_runs, reproduce
 from headcode.experiments.base import compare, judge
-from headcode.experiments.capacity import score_at_loss, step_flops, widened_to
+from headcode.experiments.capacity import score_at_loss, widened_to
 from headcode.presets import override, preset
 from headcode.sweep import SilentDisplay, config_hash
 from headcode.tasks import SRaven
+from headcode.train.cost import step_flops
 
 CHEAPEST = "sraven-ablation"
 
@@ -94,7 +95,20 @@ def check(name, out):
         assert table["rows"], table["title"]
         for row in table["rows"]:
             assert any(math.isfinite(value) for value in numbers_in(row)), (table["title"], row)
+    check_without_a_run(experiment(name), outcome.study)
     return found
+
+
+def check_without_a_run(found, study):
+    """Tables, verdicts and figure when the first run failed."""
+    if len(study.rows) < 2:
+        return
+    folder = study.folder / "without"
+    folder.mkdir()
+    fewer = Study(study.scale, study.rows[1:], folder, study.threads)
+    found.analyse(fewer, lambda words: None)
+    assert found.tables(fewer) and found.verdicts(fewer)
+    assert all(path.stat().st_size > 100 for path in found.draw(fewer, folder / found.name))
 
 
 def test_the_cheapest_at_smoke_scale(out):
@@ -132,7 +146,8 @@ def test_compare_seed_by_seed():
     assert compare("s", {0: 0.5, 1: 0.25}, {0: 0.75, 1: 0.5}).holds is False
     mixed = compare("s", {0: 0.5, 1: 0.75, 2: 0.5, 9: 1.0}, {0: 0.75, 1: 0.5, 2: 0.5, 8: 0.0})
     assert mixed.holds is None
-    assert mixed.evidence == "difference +0.000 ± 0.621: -0.250 (seed 0), +0.250 (seed 1), +0.000 (seed 2)"
+    differences = "difference +0.000 ± 0.621: -0.250 (seed 0), +0.250 (seed 1), +0.000 (seed 2)"
+    assert mixed.evidence == f"{differences}; only one of the two on seed 8, 9"
     nothing = compare("s", {0: 0.5}, {1: 0.5})
     assert (nothing.holds, nothing.word) == (None, "cannot tell")
 
