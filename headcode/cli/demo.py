@@ -16,6 +16,7 @@ from typing import Any
 from headcode.cli._generated_network import draw_opened, in_words, open_layer
 from headcode.presets import override, preset
 from headcode.sweep import grid
+from headcode.sweep.plan import Configs, plan
 
 METHODS = ("softmax", "linear", "hyla")
 SPLITS = ("iid", "compositional", "novel")
@@ -42,7 +43,9 @@ class Command:
             raise ValueError(f"--out {self.out} is a file; choose a folder for the demo.")
         start = time.monotonic()
         if self.fresh:
-            shutil.rmtree(self.out / "runs", ignore_errors=True)
+            # Only the demo's own: other runs may be in the folder.
+            for run in plan(self._configs(), self.out):
+                shutil.rmtree(run.folder, ignore_errors=True)
         self.out.mkdir(parents=True, exist_ok=True)
         print("1. Attention is a hypernetwork\n", flush=True)
         opened = open_layer("hyla", self.seed)
@@ -66,16 +69,19 @@ class Command:
         print("  headcode eval zoo/logic-hyla                     a trained model that comes with the package")
         print("  from headcode import HyperAttention              HYLA in a model of your own")
 
+    def _configs(self) -> Configs:
+        base = override(preset("logic-small"), seed=self.seed)
+        if self.steps is not None:
+            base = override(base, steps=self.steps)
+        return grid(base, method=METHODS)
+
     def _train(self) -> list[dict[str, Any]]:
         from headcode.cli.sweep import plain_endings
         from headcode.sweep import run_sweep
         from headcode.sweep.engines import available_cores
 
-        base = override(preset("logic-small"), seed=self.seed)
-        if self.steps is not None:
-            base = override(base, steps=self.steps)
         with plain_endings():
-            return run_sweep(grid(base, method=METHODS), self.out, jobs=min(len(METHODS), available_cores()), threads=1)
+            return run_sweep(self._configs(), self.out, jobs=min(len(METHODS), available_cores()), threads=1)
 
     def _compare(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Scores of every split, and how well a linear decoder finds the terms in the codes of held-out functions."""

@@ -13,6 +13,7 @@ import tyro
 
 from headcode.cli._training import Trackers, carry_out
 from headcode.train import Runtime
+from headcode.train.checkpoint import find_run
 from headcode.train.folder import read_environments, read_run_config
 
 
@@ -32,6 +33,8 @@ class Command(Trackers):
     """Shard over many processes; as before unless given."""
 
     def run(self) -> None:
+        if find_run(self.run_folder) != self.run_folder:
+            raise ValueError(f"{self.run_folder} is a model of the zoo: its training has ended, and is not resumed.")
         config = read_run_config(self.run_folder)
         carry_out(config, self.run_folder, self._runtime(), self)
 

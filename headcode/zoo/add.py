@@ -48,16 +48,18 @@ def add_model(run: Path, name: str, about: str, *, zoo: Path = ZOO, size: int = 
     if checkpoint.step != config.steps:
         raise ValueError(f"{run} has only come to step {checkpoint.step} of {config.steps}: finish it first.")
     card = _card(run, name, about, config, checkpoint, size)
-    # Only when all is known: a model of that name that is there stays as it is until then.
-    target = zoo / name
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    shutil.copyfile(run / RUN_CONFIG_FILE, target / RUN_CONFIG_FILE)
-    shutil.copyfile(run / METRICS_FILE, target / METRICS_FILE)
+    # Beside it first: a model of that name that is there stays as it is until the new one is whole.
+    target, new = zoo / name, zoo / f".{name}"
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    shutil.copyfile(run / RUN_CONFIG_FILE, new / RUN_CONFIG_FILE)
+    shutil.copyfile(run / METRICS_FILE, new / METRICS_FILE)
     weights = checkpoint.tensors(AVERAGE_FILE if AVERAGE_FILE in checkpoint.state["files"] else WEIGHTS_FILE)
     state = {"step": checkpoint.step, "best": None}
-    write_checkpoint(target / CHECKPOINTS, config.model, {WEIGHTS_FILE: weights}, state)
-    replace_file(target / CARD_FILE, to_json(card))
+    write_checkpoint(new / CHECKPOINTS, config.model, {WEIGHTS_FILE: weights}, state)
+    replace_file(new / CARD_FILE, to_json(card))
+    shutil.rmtree(target, ignore_errors=True)
+    new.rename(target)
     return target
 
 

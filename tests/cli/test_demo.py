@@ -11,7 +11,9 @@ import pytest
 from headcode.cli import main
 from headcode.cli._demo_puzzles import RULE, choose_model, solve_puzzles
 from headcode.cli._generated_network import draw_opened, in_words, open_layer
+from headcode.cli.demo import Command
 from headcode.presets import override, preset
+from headcode.sweep.plan import plan
 from headcode.train import Runtime, Trainer
 from headcode.zoo.add import add_model
 
@@ -33,6 +35,21 @@ def test_the_demo_from_training_to_page(tmp_path, capsys):
     before = {path: path.stat().st_mtime_ns for path in again.rglob("model.safetensors")}
     main(["demo", "--steps", "4", "--puzzles", "40", "--out", str(tmp_path)])
     assert {path: path.stat().st_mtime_ns for path in again.rglob("model.safetensors")} == before
+
+
+def test_a_fresh_demo_deletes_its_own_runs_alone(tmp_path, monkeypatch):
+    mine = tmp_path / "runs" / "first" / "config.json"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("{}")
+    demo = Command(out=tmp_path, steps=4, fresh=True)
+    own = [run.folder for run in plan(demo._configs(), tmp_path)]
+    for folder in own:
+        folder.mkdir()
+    monkeypatch.setattr("headcode.cli.demo.open_layer", lambda *arguments: 1 / 0)  # what comes after the deletion
+    with pytest.raises(ZeroDivisionError):
+        demo.run()
+    assert len(own) == 3 and not any(folder.exists() for folder in own)
+    assert mine.is_file()
 
 
 @pytest.mark.parametrize("method", ["softmax", "hyla"])

@@ -178,6 +178,7 @@ def test_mistakes(run, tmp_path, capsys):
         ([*RUN, "--out", run / "metrics.jsonl"], "is a file"),
         ([*RUN, "--out", run.parent], "is not a run folder"),
         (["resume", new], "is not a run folder: there is no such folder"),
+        (["resume", "zoo/logic-hyla"], "zoo/logic-hyla is a model of the zoo: its training has ended"),
         (["resume", tmp_path], "is not a run folder: it has no config.json"),
         (["resume", run, "--device", "cuda:7"], "There is no device 'cuda:7'"),
         (["eval", new], "is not a run folder"),

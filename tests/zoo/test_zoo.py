@@ -151,6 +151,19 @@ def test_a_model_stays_when_another_of_its_name_cannot_be_added(tmp_path):
     assert (folder / "card.json").read_bytes() == before
 
 
+def test_a_model_stays_when_the_writing_of_another_is_cut_short(tmp_path, monkeypatch):
+    Trainer(override(preset("logic"), **SIZES, **SHORT), tmp_path / "run").run()
+    folder = add_model(tmp_path / "run", "small", "A test.", zoo=tmp_path / "zoo", size=32)
+    with monkeypatch.context() as patch:
+        patch.setattr("headcode.zoo.add.write_checkpoint", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            add_model(tmp_path / "run", "small", "Another.", zoo=tmp_path / "zoo", size=32)
+    assert json.loads((folder / "card.json").read_text())["about"] == "A test." and headcode.load(folder)
+    add_model(tmp_path / "run", "small", "Another.", zoo=tmp_path / "zoo", size=32)
+    assert json.loads((folder / "card.json").read_text())["about"] == "Another."
+    assert [path.name for path in (tmp_path / "zoo").iterdir()] == ["small"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
