@@ -9,6 +9,8 @@ Example: headcode reproduce heads --scale smoke
 """
 
 import dataclasses
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,14 +73,14 @@ class Command:
 
     def _one(self, chosen: Experiment) -> bool:
         """Whether none of its runs failed."""
-        print(f"{chosen.title}\n{chosen.question}\nPaper: {chosen.claim}\nSelection: {chosen.selection}", flush=True)
+        say(f"{chosen.title}\n{chosen.question}\nPaper: {chosen.claim}\nSelection: {chosen.selection}")
         runs = planned_runs(chosen, self.scale, self.seeds)
         if self.dry_run or self.scale == "paper":
             cost = estimate([config for _, config in runs], Runtime(device="auto", threads=self.threads))
-            print(f"Cost: {cost}.", flush=True)
+            say(f"Cost: {cost}.")
         if self.dry_run:
             for run_name, _ in runs:
-                print(f"  {run_name}")
+                say(f"  {run_name}")
             return True
         with plain_endings():
             try:
@@ -91,7 +93,8 @@ class Command:
                     engine=self.engine,
                     seeds=self.seeds,
                     kept=self.kept,
-                    **options_of(self.option, self.engine),
+                    say=say,
+                    **options_of(self.option, self.engine, reproduce),
                 )
             except SweepFailed as nothing:  # not one run finished; other experiments may do better
                 say_failures(nothing.failures)
@@ -102,15 +105,23 @@ class Command:
 
     def _tell(self, outcome: Outcome) -> None:
         for table in outcome.tables:
-            print(f"\n{table.title}\n{aligned_table(table.rows)}")
-        print()
+            say(f"\n{table.title}\n{aligned_table(table.rows)}")
+        say("")
         for verdict in outcome.verdicts:
-            print(f"[{verdict.word}] {verdict.statement} {verdict.evidence}")
+            say(f"[{verdict.word}] {verdict.statement} {verdict.evidence}")
         if self.scale == "smoke":
-            print("(smoke scale: these numbers show that it runs, and say nothing about the paper)")
-        print("\nFiles:")
+            say("(smoke scale: these numbers show that it runs, and say nothing about the paper)")
+        say("\nFiles:")
         for path in outcome.files:
-            print(f"  {path}")
+            say(f"  {path}")
+
+
+def say(words: str) -> None:
+    """Print; who closes our output (as head does) still gets the files and the exit code."""
+    try:
+        print(words, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def aligned_table(rows: Sequence[Mapping[str, Any]]) -> str:

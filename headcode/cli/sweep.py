@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,7 +60,7 @@ class Command:
     def run(self) -> None:
         from headcode.sweep.runner import run_sweep
 
-        configs, options = self._configs(), options_of(self.option, self.engine)
+        configs, options = self._configs(), options_of(self.option, self.engine, run_sweep)
         _refuse_without_text(configs)
         out = Path("sweeps") / Path(self.what).stem if self.out is None else self.out
         if self.dry_run:
@@ -129,17 +129,16 @@ def _complain(sentence: str) -> None:
         print(f"headcode: {sentence}", file=sys.stderr)
 
 
-def options_of(words: Sequence[str], engine: str) -> dict[str, Any]:
-    """The engine's options in `name=value` words; what `run_sweep` has an argument for is none."""
+def options_of(words: Sequence[str], engine: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """The engine's options in `name=value` words; what the function that takes them has an argument for is none."""
     from headcode.sweep.runner import run_sweep
 
-    own = inspect.signature(run_sweep).parameters
+    own = {*inspect.signature(function).parameters, *inspect.signature(run_sweep).parameters}
     options = {}
     for name, text in (_pair(word, "--option") for word in words):
         if name in own:
-            instead = (
-                f"use --{name}" if name in ("jobs", "threads", "out") else "see docs/sweeps.md for those that there are"
-            )
+            flags = ("jobs", "threads", "out")
+            instead = f"use --{name}" if name in flags else "see docs/sweeps.md for those that there are"
             raise ValueError(f"The engine {engine} has no option {name!r}; {instead}.")
         options[name] = value_of(text)
     return options

@@ -148,9 +148,10 @@ class Capacity(Experiment):
             axes[0].xaxis.set_major_formatter("{x:g}")
             axes[0].minorticks_off()
             axes[0].invert_xaxis()
-            seen = [point["iid"] for point in curves if point["method"] in MAIN_METHODS]
-            margin = 0.05 * (max(seen) - min(seen))
-            axes[1].set(xlabel="R² on seen compositions", xlim=(min(seen) - margin, max(seen) + margin))
+            axes[1].set(xlabel="R² on seen compositions")
+            if seen := [point["iid"] for point in curves if point["method"] in MAIN_METHODS]:
+                margin = 0.05 * (max(seen) - min(seen))
+                axes[1].set_xlim(min(seen) - margin, max(seen) + margin)
             limits(axes[0], [Mean.of([point["compositional"]]) for point in curves])
             handles = [axis.get_legend_handles_labels() for axis in axes]
             figure.legend(
@@ -176,6 +177,8 @@ class Capacity(Experiment):
         curves = [p for p in study.extra["curves"] if p["method"] in MAIN_METHODS and not p["wide"]]
         runs = {(p["method"], p["seed"]) for p in curves}
         spans = [[p["loss"] for p in curves if (p["method"], p["seed"]) == run] for run in runs]
+        if not spans:
+            return []
         highest, lowest = min(max(span) for span in spans), max(min(span) for span in spans)
         if lowest >= highest:
             return []
@@ -200,7 +203,7 @@ def widened_to(config: RunConfig, flops: int) -> RunConfig:
 
 
 def loss_and_scores(folder: Path) -> list[dict[str, float]]:
-    """For every evaluation of a run: the mean training loss since the evaluation before, and the scores."""
+    """For every evaluation of a run whose numbers are all finite: mean training loss since the one before, scores."""
     points: list[dict[str, float]] = []
     losses: list[float] = []
     for record in read_metrics(folder):
@@ -211,7 +214,7 @@ def loss_and_scores(folder: Path) -> list[dict[str, float]]:
                 points.append({"step": record["step"], "loss": float(np.mean(losses)) if losses else float("nan")})
                 losses = []
             points[-1][record["split"]] = record["r2"]
-    return [point for point in points if np.isfinite(point["loss"])]
+    return [point for point in points if all(value is not None and np.isfinite(value) for value in point.values())]
 
 
 def score_at_loss(losses: Sequence[float], scores: Sequence[float], level: float) -> float | None:

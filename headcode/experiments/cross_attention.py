@@ -27,6 +27,7 @@ from headcode.sweep import grid
 from headcode.train.folder import read_run_config
 
 METRICS = {"sraven": "accuracy", "logic": "r2"}
+BASES: dict[str, Callable[[Scale], RunConfig]] = {"sraven": sraven_base, "logic": logic_base}
 WORDS = {"sraven": "SRAVEN, all features right", "logic": "fuzzy logic, R²"}
 SPLITS = {"iid": "seen", "compositional": "held out"}
 
@@ -55,7 +56,8 @@ class CrossAttention(Experiment):
         for row in study.rows:
             config = read_run_config(Path(row["folder"]))
             row["parameters"] = sum(p.numel() for p in Transformer(config.model).parameters())
-        note_ceilings(study, say)
+        if study.where(task="sraven"):
+            note_ceilings(study, say)
 
     def tables(self, study: Study) -> list[Table]:
         tables = []
@@ -76,7 +78,7 @@ class CrossAttention(Experiment):
                         sequences = f"two ({cross} of {mine[0]['num_layers']} layers cross)" if cross else "one"
                         sizes = {"sequences": sequences, "parameters": mine[0]["parameters"]}
                         rows.append({"method": method, **sizes, **scores, **extra})
-            if task == "sraven":
+            if task == "sraven" and rows:
                 ceiling = {split: study.extra["ceilings"][split]["ceiling"] for split in SPLITS}
                 rows.append({"method": "oracle (ceiling)", **ceiling})
             tables.append(Table(WORDS[task], rows))
@@ -107,7 +109,7 @@ class CrossAttention(Experiment):
     def draw(self, study: Study, stem: Path) -> list[Path]:
         with canvas(PAGE_WIDTH, 2.7, 1, 2) as (figure, axes):
             for panel, (task, metric) in zip(axes, METRICS.items(), strict=True):
-                crossing = max(row["cross_layers"] for row in study.where(task=task))
+                crossing = BASES[task](study.scale).model.num_layers // 2
                 methods = [m for m in MAIN_METHODS if study.where(task=task, method=m)]
                 labels: list[str] = []
                 groups: dict[str, list[Mean]] = {method: [] for method in methods}
@@ -121,7 +123,7 @@ class CrossAttention(Experiment):
                 panel.tick_params(axis="x", labelsize=6.5)
                 panel.set_ylabel(WORDS[task])
                 limits(panel, [mean for means in groups.values() for mean in means])
-                if task == "sraven":
+                if task == "sraven" and methods:
                     for place, split in enumerate(SPLITS):
                         ceiling = study.extra["ceilings"][split]["ceiling"]
                         label = "ceiling (oracle)" if place == 0 else None

@@ -39,7 +39,8 @@ class ResultsTable:
         with _locked(self.out):
             names = self._names()
             for name, identity in ((name, run.hash) for run in runs for name in run.names):
-                names.pop(f"{name} ({identity})", None)
+                if names.get(f"{name} ({identity})") == identity:
+                    del names[f"{name} ({identity})"]
                 if (earlier := names.get(name, identity)) != identity:
                     names[f"{name} ({earlier})"] = earlier
                 names[name] = identity

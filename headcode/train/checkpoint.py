@@ -189,7 +189,7 @@ def find_run(path: str | Path) -> Path:
     path = Path(path)
     if len(path.parts) != 2 or path.parts[0] != "zoo" or (path / RUN_CONFIG_FILE).is_file():
         return path
-    known = sorted(folder.name for folder in ZOO.glob("*") if folder.is_dir())
+    known = sorted(folder.name for folder in ZOO.glob("[!.]*") if folder.is_dir())
     if path.parts[1] not in known:
         raise ValueError(f"The zoo has no model {path.parts[1]!r}; it has: {', '.join(known) or 'none'}.")
     return ZOO / path.parts[1]

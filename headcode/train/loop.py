@@ -344,6 +344,11 @@ class Trainer:
             return
         checkpoint = read_checkpoint(self.out / CHECKPOINTS / chosen)
         state = checkpoint.state
+        if "generator_version" not in state:
+            raise ValueError(
+                f"{self.out} has weights alone, as the zoo's models have, and not the state of their training: "
+                "it can be evaluated, and not resumed."
+            )
         if state["generator_version"] != self.task.version:
             raise ValueError(
                 f"{self.out} was trained on version {state['generator_version']} of the task's generator, this is "

@@ -19,7 +19,7 @@ CARD_FILE = "card.json"
 
 def names() -> list[str]:
     """The models of the zoo."""
-    return sorted(folder.name for folder in ZOO.glob("*") if (folder / CARD_FILE).is_file())
+    return sorted(folder.name for folder in ZOO.glob("[!.]*") if (folder / CARD_FILE).is_file())
 
 
 def folder(name: str) -> Path:

@@ -49,8 +49,9 @@ def add_model(run: Path, name: str, about: str, *, zoo: Path = ZOO, size: int = 
         raise ValueError(f"{run} has only come to step {checkpoint.step} of {config.steps}: finish it first.")
     card = _card(run, name, about, config, checkpoint, size)
     # Beside it first: a model of that name that is there stays as it is until the new one is whole.
-    target, new = zoo / name, zoo / f".{name}"
-    shutil.rmtree(new, ignore_errors=True)
+    target, new, old = zoo / name, zoo / f".{name}", zoo / f".{name}.old"
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
     new.mkdir(parents=True)
     shutil.copyfile(run / RUN_CONFIG_FILE, new / RUN_CONFIG_FILE)
     shutil.copyfile(run / METRICS_FILE, new / METRICS_FILE)
@@ -58,8 +59,10 @@ def add_model(run: Path, name: str, about: str, *, zoo: Path = ZOO, size: int = 
     state = {"step": checkpoint.step, "best": None}
     write_checkpoint(new / CHECKPOINTS, config.model, {WEIGHTS_FILE: weights}, state)
     replace_file(new / CARD_FILE, to_json(card))
-    shutil.rmtree(target, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
     new.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
     return target
 
 

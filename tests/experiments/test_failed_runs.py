@@ -2,15 +2,19 @@
 
 import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from headcode.cli import main
-from headcode.experiments import Mean, Study, _logic, _sraven, reproduce
+from headcode.experiments import Mean, Study, _logic, _sraven, experiment, planned_runs, reproduce
 from headcode.experiments.base import Experiment, Table, compare, per_seed
 from headcode.experiments.run import finite
-from headcode.presets import override, preset
+from headcode.presets import fields_of, get_field, override, preset
 from headcode.sweep import SilentDisplay, SweepFailed, grid
+from headcode.train.files import to_json
 
 TINY = {"num_points": 5, "dim": 8, "num_layers": 1, "num_heads": 2, "qk_dim": 4, "v_dim": 4, "mlp_dim": 8}
 SHORT = {"steps": 6, "batch_size": 4, "eval_every": 3, "eval_size": 16, "checkpoint_every": 0, "log_every": 3}
@@ -77,19 +81,82 @@ def test_the_command_makes_all_figures_that_it_can_and_ends_with_1(tmp_path, mon
     assert (tmp_path / "diverging/smoke/findings.md").is_file()
 
 
+def test_who_closes_the_output_still_gets_the_files_and_the_exit_code(tmp_path):
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import test_failed_runs as t, headcode.cli.reproduce as r\n"
+        "r.experiment = lambda name: t.Diverging()\n"
+        "t.main(['reproduce', 'diverging', '--threads', '1', '--out', sys.argv[2]])"
+    )
+    words = [sys.executable, "-c", script, str(Path(__file__).parent), str(tmp_path)]
+    command = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    command.stdout.close()
+    assert command.wait(120) == 1
+    assert (tmp_path / "diverging/smoke/findings.md").is_file()
+
+
+def study_of(name, folder, keep):
+    """Made-up results of an experiment's runs, of those that `keep` takes."""
+    configs = [config for _, config in planned_runs(experiment(name), "smoke") if keep(config)]
+    rows = []
+    for number, config in enumerate(configs):
+        run = folder / "runs" / str(number)
+        run.mkdir(parents=True)
+        (run / "config.json").write_bytes(to_json(config.to_dict()))
+        metrics = {"r2": 0.5 + number / 100, "accuracy": 0.5, "feature_accuracy": 0.7}
+        splits = ("iid", "compositional", "novel")
+        records = [{"kind": "train", "step": 10, "loss": 0.3}]
+        # In the first run a score is missing on the way, as where it was not finite.
+        early = metrics if number else metrics | {"r2": None}
+        records += [{"kind": "eval", "step": 10, "split": split, **early} for split in splits]
+        records += [{"kind": "train", "step": 20, "loss": 0.2 - number / 1000}]
+        records += [{"kind": "eval", "step": 20, "split": split, **metrics} for split in splits]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        fields = {field: get_field(config, field) for field in fields_of(config)}
+        scores = {f"{split}/{metric}": value for split in splits for metric, value in metrics.items()}
+        known = {"name": f"{name}: {number}", "folder": str(run), "task": config.task.name, "train/loss": 0.2}
+        rows.append({**fields, **scores, **known})
+    return Study("smoke", rows, folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "keep"),
+    [
+        ("cross-attention", lambda config: config.task.name == "logic"),
+        ("cross-attention", lambda config: config.task.name == "sraven"),
+        ("cross-attention", lambda config: config.model.cross_layers == 0),
+        ("capacity", lambda config: config.model.method == "hyla_unnormed" and config.seed == 0),
+        ("capacity", lambda config: config.seed == 0),
+    ],
+)
+def test_whole_groups_of_runs_may_be_missing(name, keep, tmp_path):
+    study = study_of(name, tmp_path, keep)
+    found = experiment(name)
+    found.analyse(study, lambda words: None)
+    # One seed a run, so whatever is left, nothing is told from it.
+    assert found.tables(study)
+    assert {verdict.word for verdict in found.verdicts(study)} == {"cannot tell"}
+    assert all(path.stat().st_size > 100 for path in found.draw(study, tmp_path / name))
+
+
 def test_engines_get_their_options(tmp_path, monkeypatch, capsys):
     given = {}
     monkeypatch.setattr("headcode.cli.reproduce.experiment", lambda name: Diverging())
-    monkeypatch.setattr(
-        "headcode.cli.reproduce.reproduce", lambda *arguments, **options: given.update(options) or 1 / 0
-    )
+
+    def note(experiment, scale, out, *, seeds, **options):
+        given.update(options)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("headcode.cli.reproduce.reproduce", note)
     command = ["reproduce", "diverging", "--engine", "slurm", "--out", str(tmp_path)]
     with pytest.raises(ZeroDivisionError):
         main([*command, "--option", "partition=gpu", "--option", "num-gpus=1"])
     assert (given["partition"], given["num_gpus"], given["jobs"], given["threads"]) == ("gpu", 1, None, None)
-    with pytest.raises(SystemExit) as end:
-        main([*command, "--option", "jobs=2"])
-    assert end.value.code == 2 and "The engine slurm has no option 'jobs'; use --jobs." in capsys.readouterr().err
+    for option, instead in (("jobs=2", "use --jobs."), ("seeds=1", "see docs"), ("allow-failures=true", "see docs")):
+        with pytest.raises(SystemExit) as end:
+            main([*command, "--option", option])
+        name = option.partition("=")[0].replace("-", "_")
+        said = capsys.readouterr().err
+        assert end.value.code == 2 and f"The engine slurm has no option '{name}'; {instead}" in said
 
 
 @pytest.mark.parametrize(("module", "metric"), [(_logic, "r2"), (_sraven, "accuracy")])

@@ -214,6 +214,10 @@ def test_a_name_that_is_given_again_takes_no_row_away(tmp_path):
     sweep(tmp_path, {"a": small_config(), "b": small_config(seed=1)})
     sweep(tmp_path, {"a": small_config(seed=2)})
     assert named() == [("a", "2"), ("b", "1"), (f"a ({first})", "0")]
+    # A run that somebody called just so keeps its row.
+    sweep(tmp_path / "called", {"a": small_config(seed=2), f"a ({first})": small_config(seed=1)})
+    sweep(tmp_path / "called", {"a": small_config()})
+    assert f"a ({first})" in (tmp_path / "called" / "results.csv").read_text()
     # Back to the first: it stands there once, under its own name.
     sweep(tmp_path, {"a": small_config()})
     assert named() == [("a", "0"), ("b", "1"), (f"a ({second})", "2")]

@@ -77,6 +77,14 @@ def test_a_run_of_the_same_path_comes_first(tmp_path, monkeypatch):
     assert headcode.load("zoo/logic-hyla").config.method == "linear"
 
 
+def test_a_copy_of_a_model_is_not_resumed(tmp_path, capsys):
+    shutil.copytree(zoo.folder("logic-linear"), tmp_path / "copy")
+    with pytest.raises(SystemExit) as end:
+        main(["resume", str(tmp_path / "copy")])
+    assert end.value.code == 2
+    assert "has weights alone, as the zoo's models have" in capsys.readouterr().err
+
+
 def test_a_damaged_model_is_refused(tmp_path):
     shutil.copytree(zoo.folder("logic-linear"), tmp_path / "copy")
     (weights,) = (tmp_path / "copy").rglob("model.safetensors")
@@ -159,6 +167,12 @@ def test_a_model_stays_when_the_writing_of_another_is_cut_short(tmp_path, monkey
         with pytest.raises(ZeroDivisionError):
             add_model(tmp_path / "run", "small", "Another.", zoo=tmp_path / "zoo", size=32)
     assert json.loads((folder / "card.json").read_text())["about"] == "A test." and headcode.load(folder)
+    assert (tmp_path / "zoo/.small").is_dir()
+    monkeypatch.setattr("headcode.zoo.ZOO", tmp_path / "zoo")
+    monkeypatch.setattr("headcode.train.checkpoint.ZOO", tmp_path / "zoo")
+    assert zoo.names() == ["small"]
+    with pytest.raises(ValueError, match=r"The zoo has no model '\.small'; it has: small\."):
+        find_run("zoo/.small")
     add_model(tmp_path / "run", "small", "Another.", zoo=tmp_path / "zoo", size=32)
     assert json.loads((folder / "card.json").read_text())["about"] == "Another."
     assert [path.name for path in (tmp_path / "zoo").iterdir()] == ["small"]
