@@ -9,6 +9,7 @@ import importlib
 import json
 import math
 import os
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -99,6 +100,8 @@ class RayEngine:
 
 def train_on_node(order: str, threads: int, with_gpu: bool) -> tuple[str, str]:
     """Train one run, on whatever node this is."""
+    # Ray cancels a task by an interrupt, which all processes ignore that come from the background of a shell.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Who asks for no GPU shall not use one: it may be another run's.
     environment = worker_environment(threads, **({} if with_gpu else {"CUDA_VISIBLE_DEVICES": ""}))
     worker = Worker(environment, Path(json.loads(order)["log"]))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import threading
 import time
 from importlib.util import find_spec
@@ -113,10 +114,17 @@ def is_finished_at(run):
 
 
 def test_a_cluster_of_this_machine_alone(tmp_path, monkeypatch):
-    """Nothing listens beyond 127.0.0.1, and runs that never fit are refused; stopping saves what is at work."""
+    """Nothing listens beyond 127.0.0.1, and runs that never fit are refused; stopping saves what is at work.
+
+    Also where SIGINT is ignored, as in the background of a shell: Ray's processes inherit that.
+    """
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     runtime = Runtime(device="cpu", threads=1)
-    engine = make_engine("ray", tmp_path, 1, runtime, {})
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        engine = make_engine("ray", tmp_path, 1, runtime, {})
+    finally:
+        signal.signal(signal.SIGINT, handler)
     run = plan({"a": small_config(steps=10**6, eval_every=0)}, tmp_path)[0]
     try:
         assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
