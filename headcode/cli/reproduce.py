@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import tyro
 
 from headcode.cli._training import Switch
-from headcode.cli.sweep import Option, options_of, plain_endings, say_failures
+from headcode.cli.sweep import Jobs, Option, Threads, options_of, plain_endings, say_failures
 from headcode.experiments import EXPERIMENTS, SCALES, Experiment, Outcome, estimate, experiment, planned_runs, reproduce
 from headcode.experiments.base import Scale
 from headcode.experiments.run import markdown_table
@@ -38,13 +38,9 @@ class Command:
     """smoke, laptop or paper."""
     out: Path = Path("experiments")
     """Folder for the runs, tables and figures; experiments in one folder share runs."""
-    jobs: Annotated[
-        int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 1, on a cluster no limit)")
-    ] = None
+    jobs: Jobs = None
     """Runs at a time."""
-    threads: Annotated[
-        int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: cores / jobs, on a cluster 1)")
-    ] = None
+    threads: Threads = None
     """CPU threads of each run."""
     engine: str = "local"
     """local, ray or slurm."""

@@ -22,6 +22,8 @@ from headcode.sweep.words import split_values, value_of
 
 Values = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="FIELD=A,B,…"), tyro.conf.UseAppendAction]
 Option = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE"), tyro.conf.UseAppendAction]
+Jobs = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 1, on a cluster no limit)")]
+Threads = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: cores / jobs, on a cluster 1)")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,13 +38,9 @@ class Command:
     """With a task: a field and its values; of several fields, every combination is trained. One value just sets it."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: sweeps/NAME)")] = None
     """The sweep's folder."""
-    jobs: Annotated[
-        int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 1, on a cluster no limit)")
-    ] = None
+    jobs: Jobs = None
     """Runs at a time."""
-    threads: Annotated[
-        int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: cores / jobs, on a cluster 1)")
-    ] = None
+    threads: Threads = None
     """CPU threads of each run."""
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda, mps."""
