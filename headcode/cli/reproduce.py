@@ -32,7 +32,7 @@ ALL = "all"
 class Command:
     """Arguments of `headcode reproduce`."""
 
-    name: Annotated[str | None, tyro.conf.Positional] = None
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]", help_behavior_hint="")] = None
     """The experiment, or all; without one, the experiments are listed."""
     scale: Scale = "smoke"
     """smoke, laptop or paper."""
@@ -46,7 +46,7 @@ class Command:
     """local, ray or slurm."""
     option: Option = ()
     """Of the engine, as for `headcode sweep`: num_gpus=…, partition=…, timeout_minutes=…, see docs/sweeps.md."""
-    seeds: int | None = None
+    seeds: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: all)")] = None
     """Only the first so many seeds."""
     kept: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(optional)")] = None
     """Records of finished runs without weights: runs that are there are not trained again, others are added."""

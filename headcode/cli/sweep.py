@@ -23,7 +23,7 @@ from headcode.sweep.words import split_values, value_of
 Values = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="FIELD=A,B,…"), tyro.conf.UseAppendAction]
 Option = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE"), tyro.conf.UseAppendAction]
 Jobs = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 1, on a cluster no limit)")]
-Threads = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: cores / jobs, on a cluster 1)")]
+Threads = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: cores/jobs, on a cluster 1)")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
