@@ -58,13 +58,18 @@ def wait_until(condition, sweep, seconds=200):
     return found
 
 
+def saved_steps(run):
+    """The steps that have a checkpoint."""
+    return [int(folder.name[5:]) for folder in (run.folder / "checkpoints").glob("step-*")]
+
+
 def in_the_middle(runs, spared=()):
     """A run that has a checkpoint, is not finished, and is being trained; and the process that trains it."""
     for run in runs:
         if run.hash in spared or is_finished(run.folder, run.config) or not is_in_use(run.folder):
             continue
-        steps = [int(folder.name[5:]) for folder in (run.folder / "checkpoints").glob("step-*")]
-        if steps and max(steps) < run.config.steps - 20:
+        steps = saved_steps(run)
+        if steps and max(steps) < run.config.steps / 2:  # time enough to send a signal
             with contextlib.suppress(OSError, ValueError):
                 return run, int((run.folder / ".lock").read_text())
     return None
@@ -106,19 +111,22 @@ def test_two_runs_and_the_sweep_are_killed(file, undisturbed, tmp_path):
     assert results_of(out) == results_of(undisturbed)
 
 
-def test_ctrl_c_saves_and_tells_how_to_go_on(file, undisturbed, tmp_path):
+def test_ctrl_c_saves_and_tells_how_to_go_on(tmp_path):
+    """One run has ended by itself when the signal comes, and one never would."""
+    path = tmp_path / "two.py"
+    path.write_text(FILE.replace('method=["softmax", "linear", "hyla"], seed=range(4)', "steps=[120, 10**6]"))
     out, log = tmp_path / "out", tmp_path / "log"
-    runs = plan(read_sweep(file), out)
-    sweep = start(file, out, log)
-    wait_until(lambda: any(is_finished(run.folder, run.config) for run in runs), sweep)
-    wait_until(lambda: in_the_middle(runs), sweep)
+    short, endless = plan(read_sweep(path), out)
+    sweep = start(path, out, log)
+    wait_until(lambda: is_finished(short.folder, short.config) and in_the_middle([endless]), sweep)
     sweep.send_signal(signal.SIGINT)
     assert sweep.wait(60) == 130
-    assert not any(is_in_use(run.folder) for run in runs)
+    assert not is_in_use(endless.folder) and saved_steps(endless)
     words = log.read_text()
     assert "stopping: every run saves its step" in words and "Traceback" not in words
-    assert "of 12 runs finished; the same command again goes on from here" in words.splitlines()[-1]
-    assert "Training was stopped at step" in "".join(path.read_text() for path in (out / "logs").iterdir())
+    assert "1 of 2 runs finished; the same command again goes on from here" in words.splitlines()[-1]
+    stopped = (out / "logs" / f"{endless.hash}.log").read_text()
+    assert f"Training was stopped at step {max(saved_steps(endless))} and saved" in stopped
 
 
 def test_two_sweeps_over_one_folder(file, undisturbed, tmp_path):
