@@ -162,8 +162,8 @@ def merit(mean: Mean, sign: int = 1) -> tuple[int, float]:
     >>> merit(Mean.of([0.5, 0.7])) > merit(Mean.of([0.9])) > merit(Mean.of([None])) == merit(Mean.of([]))
     True
     """
-    finite = [value for value in mean.each if math.isfinite(value)]
-    return len(finite), sign * sum(finite) / len(finite) if finite else -math.inf
+    known = [value for value in mean.each if math.isfinite(value)]
+    return len(known), sign * sum(known) / len(known) if known else -math.inf
 
 
 def select(study: Study, groups: Sequence[str], searched: Sequence[str], metric: str) -> list[Row]:

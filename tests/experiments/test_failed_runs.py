@@ -10,8 +10,7 @@ import pytest
 
 from headcode.cli import main
 from headcode.experiments import Mean, Study, _logic, _sraven, experiment, planned_runs, reproduce
-from headcode.experiments.base import Experiment, Table, compare, per_seed
-from headcode.experiments.run import finite
+from headcode.experiments.base import Experiment, Table, compare, finite, per_seed
 from headcode.presets import fields_of, get_field, override, preset
 from headcode.sweep import SilentDisplay, SweepFailed, grid
 from headcode.train.files import to_json
