@@ -137,7 +137,7 @@ def likeness(seen: Arrays, held_out: Arrays, path: str | Path, *, layer: int) ->
 
 def _constant(features: np.ndarray) -> bool:
     """Whether codes differ by rounding alone: in layer 0 a hidden token may know nothing but its place."""
-    return not (features.std(0) > 1e-6 * np.abs(features).max()).any()
+    return not (np.ptp(features, axis=0) > 1e-6 * np.abs(features).max()).any()
 
 
 def _means(data: Any) -> np.ndarray:

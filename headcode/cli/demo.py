@@ -86,7 +86,8 @@ class Command:
     def _compare(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Scores of every split, and how well a linear decoder finds the terms in the codes of held-out functions."""
         from headcode.analysis.decode import decode
-        from headcode.cli.reproduce import aligned_table
+        from headcode.cli._tables import aligned_table
+        from headcode.experiments.run import table_cells
 
         table = []
         for row in rows:
@@ -96,7 +97,7 @@ class Command:
             scores = {split: row[f"{split}/r2"] for split in SPLITS}
             entry = {"method": row["method"], "training loss": row["train/loss"], **scores}
             table.append({**entry, "decoding F1": f1[layer], "layer": layer})
-        print(aligned_table(table))
+        print(aligned_table(table_cells(table)))
         print("\nR² on fresh functions of seen compositions (iid), of held-out compositions, and of terms never seen.")
         print(
             "Decoding F1: the terms of held-out functions, read from the codes by a linear decoder fitted on seen ones."
@@ -146,7 +147,7 @@ class Command:
                 "Each model sees points of a fuzzy-logic function and predicts the value at the last one. Some "
                 "combinations of terms are held out: the question is whether a model composes what it knows."
             ),
-            Table(table, best=[*SPLITS, "decoding F1"]),
+            Table(table),
             Figure(bars[0], "R² by split. One seed and a short training: a look, not a result; see docs/results.md."),
             Figure(curves, "R² along training: seen compositions, held-out compositions, terms never seen."),
         )

@@ -11,17 +11,17 @@ Example: headcode reproduce heads --scale smoke
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
+from headcode.cli._tables import aligned_table
 from headcode.cli._training import Switch
 from headcode.cli.sweep import Jobs, Option, Threads, options_of, plain_endings, say_failures
 from headcode.experiments import EXPERIMENTS, SCALES, Experiment, Outcome, estimate, experiment, planned_runs, reproduce
 from headcode.experiments.base import Scale
-from headcode.experiments.run import markdown_table
+from headcode.experiments.run import table_cells
 from headcode.sweep import SweepFailed
 from headcode.train import Runtime
 
@@ -101,7 +101,7 @@ class Command:
 
     def _tell(self, outcome: Outcome) -> None:
         for table in outcome.tables:
-            say(f"\n{table.title}\n{aligned_table(table.rows)}")
+            say(f"\n{table.title}\n{aligned_table(table_cells(table.rows))}")
         say("")
         for verdict in outcome.verdicts:
             say(f"[{verdict.word}] {verdict.statement} {verdict.evidence}")
@@ -118,13 +118,3 @@ def say(words: str) -> None:
         print(words, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def aligned_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Columns aligned for a terminal."""
-    lines = [line.strip("| ").split(" | ") for line in markdown_table([dict(row) for row in rows]).splitlines()]
-    if len(lines) < 3:
-        return "(no rows)"
-    cells: list[list[Any]] = [lines[0], *lines[2:]]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    return "\n".join("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in cells)

@@ -5,13 +5,12 @@ Example: headcode results sweeps/logic --where method=softmax,hyla --group-by me
 
 import dataclasses
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from headcode.cli._tables import aligned_table
 from headcode.cli._training import Switch
 
 Where = Annotated[tuple[str, ...], tyro.conf.arg(metavar="FIELD=VALUE"), tyro.conf.UseAppendAction]
@@ -100,19 +99,7 @@ class Command:
         if self.json:
             print(json.dumps(found, indent=2, allow_nan=False))
             return
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        shown = Table(box=None, pad_edge=False)
-        for column, cells in table.items():
-            shown.add_column(column, no_wrap=True, justify="left" if column in ("name", "folder") else "right")
-            assert cells
-        for line in zip(*table.values(), strict=True):
-            shown.add_row(*(Text(cell) for cell in line))
-        # A pipe gets whole lines, whatever their width.
-        width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 10_000))
-        Console(width=width, highlight=False).print(shown, soft_wrap=width is not None, crop=False)
+        print(aligned_table(table))
 
 
 def _cell(value: Any) -> str:

@@ -177,12 +177,17 @@ def in_markdown(
     return "\n".join([*lines, "", f"Made by `{command}`, {len(study.rows)} runs{kept}.", ""])
 
 
+def table_cells(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """The columns of a table, each cell as it is shown."""
+    return {column: [_cell(row.get(column)) for row in rows] for column in rows[0]} if rows else {}
+
+
 def markdown_table(rows: Sequence[Row]) -> str:
     if not rows:
         return "(no rows)"
-    columns = list(rows[0])
+    columns = table_cells(rows)
     lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-    lines += ["| " + " | ".join(_cell(row.get(column)) for column in columns) + " |" for row in rows]
+    lines += ["| " + " | ".join(line) + " |" for line in zip(*columns.values(), strict=True)]
     return "\n".join(lines)
 
 

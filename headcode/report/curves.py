@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headcode.report.style import METHOD_COLOURS, PAGE_WIDTH, PALETTE, canvas, save
+from headcode.report.style import METHOD_COLOURS, PAGE_WIDTH, PALETTE, canvas, legend_below, save
 from headcode.train.folder import read_metrics
 
 SPLIT_TITLES = {
@@ -47,7 +47,7 @@ def training_curves(
         axes[0, 0].set_ylabel(METRIC_TITLES.get(metric, metric))
         axes[0, 0].set_ylim(max(lowest - 0.05, -0.6), 1.02)
         handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4))
+        legend_below(figure, handles, labels)
         return save(figure, stem)
 
 
@@ -88,5 +88,5 @@ def scores_by_split(
         axes.set_ylabel(METRIC_TITLES.get(metric, metric))
         bottom = min([0.0, *(v for values in scores.values() for v in values.values() if v is not None)])
         axes.set_ylim(max(bottom - 0.05, -0.6), 1.1)
-        figure.legend(loc="outside lower center", ncols=min(len(scores), 4))
+        legend_below(figure)
         return save(figure, stem)

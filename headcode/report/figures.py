@@ -8,7 +8,17 @@ import numpy as np
 
 from headcode.analysis.decode import read_result
 from headcode.analysis.files import open_arrays
-from headcode.report.style import COLUMN_WIDTH, GREY, MARKERS, METHOD_COLOURS, PAGE_WIDTH, PALETTE, canvas, save
+from headcode.report.style import (
+    COLUMN_WIDTH,
+    GREY,
+    MARKERS,
+    METHOD_COLOURS,
+    PAGE_WIDTH,
+    PALETTE,
+    canvas,
+    legend_below,
+    save,
+)
 from headcode.tasks.sraven import RULE_NAMES
 
 SOURCES = {
@@ -43,7 +53,7 @@ def decoding(results: Mapping[str, str | Path], stem: str | Path) -> list[Path]:
             panel.set(title=name, xlabel="layer", xticks=range(len(layers)), xticklabels=layers, ylim=(0, 1))
         axes[0, 0].set_ylabel("macro F1, held out")
         handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3 if len(found) == 1 else 5)
+        legend_below(figure, handles, labels)
         return save(figure, stem)
 
 
@@ -181,7 +191,7 @@ def patching(results: Mapping[str, str | Path], stem: str | Path, donor: str | N
             panel.set_xticklabels([str(place) for place in places])
         axes[0, 0].set_ylabel(f"answers that follow\n(donor: {kind.replace('_', ' ')})")
         handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        legend_below(figure, handles, labels)
         return save(figure, stem)
 
 
@@ -196,6 +206,7 @@ def head_ablation(results: Mapping[str, str | Path], stem: str | Path) -> list[P
         for panel, (name, (layers, losses)) in zip(axes[0], tables.items(), strict=True):
             drawn = panel.imshow(losses, cmap="viridis", vmin=0, vmax=max(most, 1e-6), aspect="auto")
             panel.set(title=name, xlabel="head", yticks=range(len(layers)), yticklabels=layers)
+            panel.xaxis.get_major_locator().set_params(integer=True)
         axes[0, 0].set_ylabel("layer")
         figure.colorbar(drawn, ax=axes[0], label=f"{metric} lost".replace("r2", "R²"), shrink=0.9)
         return save(figure, stem)
@@ -227,7 +238,7 @@ def heads_at_fixed_width(path: str | Path, stem: str | Path) -> list[Path]:
         axes.set(xlabel="heads (all widths fixed)", ylabel=rows[0]["metric"].replace("r2", "R²"))
         axes.set_xticks(ticks, [str(t) for t in ticks])
         axes.minorticks_off()
-        figure.legend(loc="outside lower center", ncols=2)
+        legend_below(figure)
         return save(figure, stem)
 
 

@@ -19,9 +19,9 @@ from headcode.version import __version__
 _KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
 _STYLE = """
 :root { color-scheme: light dark; --ground: #fdfdfc; --ink: #1d2430; --soft: #5b6472; --line: #d9dde3; --tint: #f1f4f8;
-  --accent: #0b5d95; --best: #dcefe2; }
+  --accent: #0b5d95; }
 @media screen and (prefers-color-scheme: dark) { :root { --ground: #14181e; --ink: #e4e8ee; --soft: #a2acba;
-  --line: #323a45; --tint: #1d232c; --accent: #7cc0f0; --best: #1f3d2b; } }
+  --line: #323a45; --tint: #1d232c; --accent: #7cc0f0; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 2rem 1.2rem 4rem; max-width: 62rem; background: var(--ground); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
@@ -37,7 +37,6 @@ th, td { padding: .35rem .8rem; text-align: left; border-bottom: 1px solid var(-
 th { color: var(--soft); font-weight: 600; }
 td.number { text-align: right; }
 th.number { text-align: right; }
-td.best { background: var(--best); font-weight: 600; }
 figure { margin: 1rem 0; }
 figure img { display: block; max-width: 100%; height: auto; background: #fff; border-radius: 6px; padding: .4rem;
   border: 1px solid var(--line); }
@@ -96,27 +95,22 @@ class Preformatted:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows with the same columns; numbers stand right, the best of a column named in `best` is marked."""
+    """Rows with the same columns; numbers stand right. None is marked as the best: a table has no intervals."""
 
     rows: Sequence[Mapping[str, Any]]
-    best: Sequence[str] = ()
-    """Columns whose largest number is marked."""
 
     def html(self) -> str:
         if not self.rows:
             return "<p>(no rows)</p>"
         columns = list(dict.fromkeys(key for row in self.rows for key in row))
         numeric = {c for c in columns if all(_is_number(row.get(c)) or row.get(c) is None for row in self.rows)}
-        tops = {c: max(row[c] for row in self.rows if _is_number(row.get(c))) for c in self.best if c in numeric}
         head = "".join(f"<th{' class=number' if c in numeric else ''}>{html.escape(c)}</th>" for c in columns)
         body = ""
         for row in self.rows:
             cells = ""
             for column in columns:
-                value = row.get(column)
-                kinds = ["number"] * (column in numeric) + ["best"] * (column in tops and value == tops[column])
-                mark = f' class="{" ".join(kinds)}"' if kinds else ""
-                cells += f"<td{mark}>{html.escape(_shown(value))}</td>"
+                kind = ' class="number"' if column in numeric else ""
+                cells += f"<td{kind}>{html.escape(_shown(row.get(column)))}</td>"
             body += f"<tr>{cells}</tr>"
         return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 

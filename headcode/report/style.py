@@ -47,6 +47,20 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **optio
         yield figure, figure.subplots(rows, columns, **options)
 
 
+def legend_below(figure: Any, *handles_and_labels: Any) -> Any:
+    """A legend under the axes, in as few lines as the figure is wide enough for.
+
+    Without handles and labels it has those of all axes.
+    """
+    renderer = figure.canvas.get_renderer()
+    for columns in range(12, 0, -1):
+        legend = figure.legend(*handles_and_labels, loc="outside lower center", ncols=columns)
+        if columns == 1 or legend.get_window_extent(renderer).width <= figure.bbox.width:
+            break
+        legend.remove()
+    return legend
+
+
 def save(figure: Any, stem: str | Path, formats: Sequence[str] = ("svg", "png")) -> list[Path]:
     """Write the figure as STEM.svg and STEM.png (or pdf), and return the paths."""
     stem = Path(stem)

@@ -165,36 +165,49 @@ class TableDisplay:
 
     def _draw(self) -> None:
         self._shown = time.monotonic()
-        self._live.update(table_of(self._states, max(self._console.height - 4, 5)), refresh=True)
+        self._live.update(fitted_table(self._states, self._console), refresh=True)
 
 
 _COLOURS = {"running": "cyan", "finished": "green", "failed": "red", "elsewhere": "yellow", "stopped": "yellow"}
 _ORDER = ("running", "elsewhere", "failed", "stopped", "queued", "waiting", "finished")
 
 
-def table_of(states: list[RunState], height: int) -> Any:
-    """The runs as a rich table: on a small terminal, those at work and those that failed come first."""
+def fitted_table(states: list[RunState], console: Any) -> Any:
+    """The table with as many runs as the terminal has lines for; long names and scores take several."""
+    height = max(console.height - 4, 5)
+    number = min(len(states), height)
+    while True:
+        table = table_of(states, number)
+        too_many = len(console.render_lines(table)) - height
+        if too_many <= 0 or number == 1:
+            return table
+        number = max(number - max(too_many // 3, 1), 1)
+
+
+def table_of(states: list[RunState], number: int) -> Any:
+    """Some of the runs as a rich table: if not all, those at work and those that failed come first."""
     from rich.table import Table
     from rich.text import Text
 
-    shown = states if len(states) <= height else sorted(states, key=lambda s: _ORDER.index(s.state))[: height - 1]
-    table = Table(caption=counts(states), caption_justify="left", box=None, pad_edge=False)
-    table.add_column("run", no_wrap=True, ratio=2, min_width=12)
-    table.add_column("state", no_wrap=True, min_width=9)
-    for name in ("step", "steps/s", "left"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("last scores", no_wrap=True, ratio=2)
+    shown = states if len(states) <= number else sorted(states, key=lambda s: _ORDER.index(s.state))[:number]
+    rows = []
     for state in shown:
         progress, steps = state.progress(), state.run.config.steps
-        left = progress.seconds_left(steps) if state.state in ACTIVE else None
-        table.add_row(
-            Text(state.run.name),
-            Text(state.state, style=_COLOURS.get(state.state, "dim")),
-            f"{progress.step}/{steps}",
-            f"{progress.rate:.3g}" if progress.rate and state.state in ACTIVE else "",
-            "" if left is None else duration(left),
-            Text(scores_of(progress)),
-        )
+        active = state.state in ACTIVE
+        left = progress.seconds_left(steps) if active else None
+        rate = f"{progress.rate:.3g}" if progress.rate and active else ""
+        figures = (f"{progress.step}/{steps}", rate, "" if left is None else duration(left))
+        rows.append((state, figures, scores_of(progress)))
+    table = Table(caption=counts(states), caption_justify="left", box=None, pad_edge=False)
+    # Names and scores are folded where they are long; numbers stay whole.
+    table.add_column("run", ratio=1)
+    table.add_column("state", min_width=9)
+    for index, name in enumerate(("step", "steps/s", "left")):
+        table.add_column(name, justify="right", min_width=max(map(len, (name, *(row[1][index] for row in rows)))))
+    table.add_column("last scores", ratio=1)
+    for state, figures, scores in rows:
+        name = Text(state.run.name.replace(",", ", "), overflow="fold")
+        table.add_row(name, Text(state.state, style=_COLOURS.get(state.state, "dim")), *figures, Text(scores))
     if len(shown) < len(states):
         table.add_row(Text(f"… and {len(states) - len(shown)} more", style="dim"))
     return table

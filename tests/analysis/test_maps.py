@@ -15,6 +15,7 @@ from headcode.analysis import (
     open_arrays,
     open_run,
 )
+from headcode.analysis.files import write_arrays
 
 
 @pytest.fixture
@@ -54,6 +55,18 @@ def test_maps_say_what_is_wrong(codes, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "umap", None)
     with pytest.raises(ModuleNotFoundError, match=r"headcode\[umap\]"):
         make_map(codes, tmp_path / "m.npz", layer=1, method="umap")
+
+
+def test_equal_codes_are_refused_whatever_rounding_makes_of_their_mean(codes, tmp_path):
+    """t-SNE divides by their spread, and its compiled part crashes on what comes out."""
+    size = len(codes["correct"])
+    arrays = {name: np.asarray(codes[name]) for name in codes}
+    arrays = {name: np.concatenate([a] * 10) if len(a) == size else a for name, a in arrays.items()}
+    equal = np.full_like(arrays["codes_layer_1"], 2.1279168)
+    assert equal.std(0).max() > 1e-6 * equal.max(), "the mean of equal numbers is rounded"
+    path = write_arrays(tmp_path / "equal.npz", arrays | {"codes_layer_1": equal}, codes.card)
+    with pytest.raises(ValueError, match="are all the same: there is nothing to map"):
+        make_map(open_arrays(path), tmp_path / "m.npz", layer=1)
 
 
 def test_likeness_of_a_split_with_itself(codes, tmp_path):

@@ -40,6 +40,19 @@ def test_decoding(decodings, tmp_path):
     assert "failed" in drawn(figures.solved_against_failed({"linear": perfect, **decodings}, tmp_path / "s"))
 
 
+def test_the_legend_of_one_run_alone_is_not_cut(decodings, tmp_path, monkeypatch):
+    found = []
+    monkeypatch.setattr(figures, "save", lambda figure, stem: found.append(figure) or [])
+    figures.decoding({"hyla": decodings["hyla"]}, tmp_path / "d")
+    (figure,) = found
+    figure.canvas.draw()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y0 >= 0
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        label for label, _ in figures.SOURCES.values()
+    ]
+
+
 def test_maps_and_likeness(tmp_path):
     rng = np.random.default_rng(0)
     arrays = {"points": rng.normal(size=(30, 2)), "rule": np.arange(30) % 8, "target": rng.random(30)}

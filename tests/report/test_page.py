@@ -1,4 +1,4 @@
-"""Pages: self-contained, escaped, with the best marked; and the report about runs."""
+"""Pages: self-contained and escaped; and the report about runs."""
 
 import base64
 import re
@@ -23,10 +23,11 @@ def test_everything_is_escaped():
     assert "&lt;script&gt;" in text and "a &amp; b" in text
 
 
-def test_numbers_stand_right_and_the_best_is_marked():
+def test_numbers_stand_right_and_none_is_marked():
+    """A table has no intervals, so it cannot say which of its numbers is the best."""
     rows = [{"method": "a", "r2": 0.25}, {"method": "b", "r2": 0.75}, {"method": "c", "r2": None}]
-    text = Table(rows, best=["r2"]).html()
-    assert '<td class="number best">0.750</td>' in text and '<td class="number">0.250</td>' in text
+    text = Table(rows).html()
+    assert '<td class="number">0.750</td>' in text and '<td class="number">0.250</td>' in text
     assert '<td class="number">–</td>' in text and "<td>a</td>" in text
     assert Table([{"n": 12345, "x": float("nan")}]).html().count("12,345") == 1
 

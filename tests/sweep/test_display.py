@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from sweep_helpers import small_config
 
-from headcode.sweep.display import PlainDisplay, RunState, TableDisplay, counts, make_display, table_of
+from headcode.sweep.display import PlainDisplay, RunState, TableDisplay, counts, fitted_table, make_display
 from headcode.sweep.plan import plan
 from headcode.sweep.status import ProgressReader, read_progress, result_row
 
@@ -75,14 +75,14 @@ def test_a_line_per_interval(states):
     assert stream.getvalue().count("1 of 3 runs finished") == 1
 
 
-def drawn(states, height):
-    console = Console(file=io.StringIO(), width=100)
-    console.print(table_of(states, height))
+def drawn(states, height=25, width=100):
+    console = Console(file=io.StringIO(), width=width, height=height)
+    console.print(fitted_table(states, console))
     return console.file.getvalue().splitlines()
 
 
 def test_the_table(states):
-    header, running, finished, waiting, caption = (line.split() for line in drawn(states, 10))
+    header, running, finished, waiting, caption = (line.split() for line in drawn(states))
     assert header == ["run", "state", "step", "steps/s", "left", "last", "scores"]
     assert running == ["run", "0", "running", "40/100", "4", "15", "s", "r2", "iid", "0.750,", "novel", "?"]
     assert finished == ["run", "1", "finished", "100/100", "r2", "iid", "0.750,", "novel", "?"]
@@ -90,8 +90,25 @@ def test_the_table(states):
 
 
 def test_a_small_terminal_shows_what_is_at_work(states):
-    lines = drawn([states[1], states[1], states[2], states[0]], 3)
-    assert "running" in lines[1] and "waiting" in lines[2] and "… and 2 more" in lines[3]
+    lines = drawn([states[1], states[1], states[1], states[2], states[0]], height=9)
+    assert "running" in lines[1] and "waiting" in lines[2] and "… and 3 more" in lines[3] and len(lines) == 5
+
+
+def test_80_columns_hold_long_names_and_all_scores(states, tmp_path):
+    """Nothing is cut: what does not fit beside the numbers goes on in the next line."""
+    name = "method=hyla_deep_linear_unnormed,learning_rate=0.001,seed=2"
+    (run,) = plan({name: states[0].run.config}, tmp_path)
+    scores = {"iid": 0.856, "novel": -0.604, "compositional": 0.761}
+    lines = [{"kind": "eval", "step": 40, "split": split, "loss": 0.25, "r2": r2} for split, r2 in scores.items()]
+    with (run.folder / "metrics.jsonl").open("a") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+    text = drawn([RunState(run, "running")], width=80)
+    assert all(len(line) <= 80 for line in text) and "…" not in "".join(text)
+    first = text[0].index("state")
+    assert "".join(line[:first].strip() for line in text[1:-1]).replace(" ", "") == name
+    assert text[1][first:].split()[:5] == ["running", "40/100", "4", "15", "s"]
+    last = text[0].index("last scores")
+    assert " ".join(line[last:].strip() for line in text[1:-1]).strip() == "r2 iid 0.856, novel -0.604, compositional 0.761"
 
 
 def test_on_a_terminal(states):
