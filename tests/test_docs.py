@@ -93,6 +93,25 @@ def test_every_command_is_told():
         assert f"`{name}`" in listed, f"the changelog misses {name}"
 
 
+# Held-out scores × 100 of the paper's Table A1 that the page's first table sets beside ours, as reported.
+TABLE_A1 = {"hyla": "0.811", "linear": "0.599", "softmax": "0.633", "linear_rms": "0.689", "without": "0.845"}
+
+
+def test_the_results_page_tells_the_paper_as_reported():
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    glance = text.split("## At a glance")[1].split("\n## ")[0]
+    assert all(number in glance for number in TABLE_A1.values())
+    assert "no claim of the paper" in glance and "terms that training never had" in glance
+    assert "paper's eight methods" not in text and "lead one to expect" not in text
+
+
+def test_a_cost_beside_torch_has_a_shape():
+    """HYLA is faster than torch's softmax attention at narrow heads and slower at wide ones."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    sentences = [s for s in re.split(r"(?<=[.!])\s", text) if "torch's softmax" in s.replace("\n", " ")]
+    assert sentences and all(re.search(r"\d+ heads of \d+ channels", s.replace("\n", " ")) for s in sentences)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=identify)
 def test_links_lead_somewhere(page):
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)

@@ -19,7 +19,7 @@ class Heads(Experiment):
         "The code has one number per head. With qk_dim, v_dim and all else fixed, how does its length change "
         "generalisation?"
     )
-    claim = "More heads mean a longer code; with few heads compositional generalisation suffers."
+    claim = "On SRAVEN, one head is clearly worse than several. (This experiment is on fuzzy logic.)"
     selection = "Learning rate 3e-3, decay 0.1, last checkpoint; nothing is chosen by a score."
 
     def runs(self, scale: Scale) -> NamedConfigs:

@@ -1,4 +1,4 @@
-"""SRAVEN: the paper's eight methods, that is, which part of HYLA matters."""
+"""SRAVEN: eight of the thirteen models of Table A1, that is, which part of HYLA matters."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ SMOKE_METHODS = ("softmax", "linear_rms", "hyla", "hyla_deep_linear")
 
 class SRavenAblation(Experiment):
     name = "sraven-ablation"
-    title = "SRAVEN: norm and value network of the paper's eight methods"
+    title = "SRAVEN: norm and value network, eight of the thirteen models of Table A1"
     question = "Which part of HYLA helps on SRAVEN: the norm across heads, the second layer, or its nonlinearity?"
     claim = "Both the norm across heads and the nonlinear value network contribute; HYLA with both is best."
     selection = (

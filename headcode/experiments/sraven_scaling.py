@@ -49,8 +49,8 @@ class SRavenScaling(Experiment):
         "with training instances, width and depth, and how far from what the puzzles allow does it stay?"
     )
     claim = (
-        "Compositional generalisation improves with data and model size for softmax attention and HYLA, HYLA ahead; "
-        "linear attention stays behind."
+        "Compositional generalisation improves with data and model size: softmax attention, linear attention and HYLA "
+        "all come to about 80 % with enough of both. HYLA's lead is largest with little data and small models."
     )
     selection = f"{SELECTION} {SETTING_WORDS}"
 

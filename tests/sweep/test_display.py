@@ -108,7 +108,10 @@ def test_80_columns_hold_long_names_and_all_scores(states, tmp_path):
     assert "".join(line[:first].strip() for line in text[1:-1]).replace(" ", "") == name
     assert text[1][first:].split()[:5] == ["running", "40/100", "4", "15", "s"]
     last = text[0].index("last scores")
-    assert " ".join(line[last:].strip() for line in text[1:-1]).strip() == "r2 iid 0.856, novel -0.604, compositional 0.761"
+    assert (
+        " ".join(line[last:].strip() for line in text[1:-1]).strip()
+        == "r2 iid 0.856, novel -0.604, compositional 0.761"
+    )
 
 
 def test_on_a_terminal(states):

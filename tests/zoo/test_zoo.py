@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import headcode
 from headcode import zoo
 from headcode.cli import main
 from headcode.presets import override, preset
+from headcode.sweep.plan import config_hash
 from headcode.train import Trainer
 from headcode.train.checkpoint import ZOO, find_run
 from headcode.train.evaluate import evaluate_model
@@ -51,6 +53,23 @@ def test_a_model_scores_what_its_records_and_card_say(name):
     assert card["scores"]["compositional"][metric] == pytest.approx(found[metric], abs=0.06)
     if card["task"] == "sraven":
         assert card["scores"]["compositional"][metric] <= card["ceiling"]["compositional"] + 0.02
+
+
+RECORDS = Path(__file__).parents[2] / "docs" / "results" / "records"
+
+
+@pytest.mark.parametrize("method", ["softmax", "linear", "hyla"])
+def test_the_models_on_fuzzy_logic_are_the_runs_of_the_results_page(method):
+    """Same configuration, same metrics to the last byte: the card, the page and the model are one run."""
+    folder = zoo.folder(f"logic-{method}")
+    record = RECORDS / config_hash(read_run_config(folder))
+    assert (folder / "metrics.jsonl").read_bytes() == (record / "metrics.jsonl").read_bytes()
+    final = {r["split"]: r for r in read_metrics(folder) if r["kind"] == "eval"}["compositional"]
+    page = (RECORDS.parents[1] / "results.md").read_text(encoding="utf-8")
+    table = page.split("At rate 3e-3:")[1].split("The authors' code")[0]
+    (row,) = (line for line in table.splitlines() if line.startswith(f"| `{method}` |"))
+    seed_0 = row.split("|")[-2].split(",")[0].strip()
+    assert seed_0 == f"{final['r2']:.3f}"
 
 
 def test_commands_take_a_model_of_the_zoo(capsys):
