@@ -10,8 +10,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
+_ORDINARY = (nn.Parameter, Tensor, FakeTensor)
+"""Kinds of tensors whose products are torch's own; `torch.export` traces with fake ones."""
 _PROBES = (1.0, -7.0, 49.0)
 """Sizes of the inputs at which a module is compared with its matrix: what is bent or cut off shows at one of them."""
 _TOLERANCE = 100.0
@@ -42,20 +45,24 @@ def own_weight(part: nn.Module | None, kind: type[nn.Module]) -> Tensor | None:
     if type(part) is not kind or "forward" in part.__dict__:
         return None
     weight = part._parameters.get("weight")
-    # Other kinds of tensors have products of their own; on the meta device there are no numbers.
-    if type(weight) not in (nn.Parameter, Tensor) or weight is None or weight.device.type == "meta":
-        return None
-    return weight
+    return weight if _is_ordinary(weight) else None
+
+
+def _is_ordinary(weight: Tensor | None) -> bool:
+    """Whether a weight can be computed with as it is: its numbers are here (not on the meta device), and plain."""
+    return weight is not None and type(weight) in _ORDINARY and weight.device.type != "meta"
 
 
 def are_plain_linears(projections: tuple[nn.Module, ...]) -> bool:
     """Whether calls of these come to products with their weights, plus biases that all or none of them have."""
     if has_global_hooks():
         return False
+    without_bias = 0
     for projection in projections:
-        if why_called(projection, nn.Linear) is not None or own_weight(projection, nn.Linear) is None:
+        if why_called(projection, nn.Linear) is not None or not _is_ordinary(projection._parameters.get("weight")):
             return False
-    return len({projection._parameters.get("bias") is None for projection in projections}) == 1
+        without_bias += projection._parameters.get("bias") is None
+    return without_bias in (0, len(projections))
 
 
 def affine_map(name: str, module: nn.Module, width: int) -> tuple[Tensor, Tensor | None]:

@@ -9,8 +9,8 @@ pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
 from headcode import capture_codes  # noqa: E402
-from headcode.interop import HeadcodeConfig, HeadcodeForCausalLM  # noqa: E402
-from headcode.nn import ModelConfig, Transformer, generate, value_network  # noqa: E402
+from headcode.interop import HeadcodeConfig, HeadcodeForCausalLM, to_reference  # noqa: E402
+from headcode.nn import ModelConfig, Transformer, generate, load_model, save_model, value_network  # noqa: E402
 from headcode.nn.capture import find_attentions  # noqa: E402
 
 METHODS = ("softmax", "linear", "hyla")
@@ -109,3 +109,30 @@ def test_generated_networks(method):
     given, expected = (value_network(find_attentions(m)[1], codes) for m in (model, joined))
     torch.testing.assert_close(given.weights, expected.weights, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(given.biases[0], expected.biases[0], rtol=1e-5, atol=1e-5)
+
+
+def test_saved_only_when_merged(tmp_path):
+    model = adapt(transformer(method="hyla"), ["query_proj"])
+    with pytest.raises(ValueError, match=r"base_layer.bias\): merge or remove its adapters"):
+        save_model(model.get_base_model(), tmp_path / "adapted")
+    assert not (tmp_path / "adapted").exists()
+    with pytest.raises(ValueError, match="no parameter blocks.0.attention.query_proj.weight: merge or remove"):
+        to_reference(model.get_base_model())
+    joined = model.merge_and_unload()
+    loaded = load_model(save_model(joined, tmp_path / "merged"))
+    torch.testing.assert_close(loaded(tokens()), joined.eval()(tokens()))
+    assert sorted(to_reference(loaded)) == sorted(to_reference(joined))
+
+
+@pytest.mark.parametrize("kind", ["cpu", "disk"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_hugging_face_model_with_offloaded_weights(kind, method, tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    torch.manual_seed(0)
+    model = HeadcodeForCausalLM(HeadcodeConfig(**SIZES, method=method, position="rotary")).eval()
+    away, options = copy.deepcopy(model), {"execution_device": torch.device("cpu")}
+    accelerate.cpu_offload(away, **options) if kind == "cpu" else accelerate.disk_offload(away, tmp_path, **options)
+    with torch.no_grad():
+        torch.testing.assert_close(away(tokens()).logits, model(tokens()).logits, rtol=1e-5, atol=1e-5)
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(away.generate(input_ids=tokens(), **options), model.generate(input_ids=tokens(), **options))

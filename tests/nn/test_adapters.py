@@ -356,6 +356,20 @@ def test_swapped_parameters_are_used(call):
             )
 
 
+@pytest.mark.parametrize("change", [hooked, LowRank])
+def test_compiled_models_call_the_projections(change):
+    torch._dynamo.reset()  # its guards do not look at hooks, and another test's plain model would serve
+    model, x = replace(make(method="hyla", num_layers=1), change), torch.randn(2, 7, 5)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_traced_models_keep_the_joined_product():
+    model, x = make(method="hyla", num_layers=1).eval(), torch.randn(2, 7, 5)
+    nodes = [str(node.target) for node in torch.export.export(model, (x,)).graph.nodes]
+    assert nodes.count("aten.linear.default") == 6  # embedding, joined, output, two of the feed-forward, answers
+
+
 class Noted(torch.Tensor):
     """A weight of another kind of tensor, such as quantised ones have, that only knows how it is multiplied."""
 
