@@ -152,7 +152,11 @@ def _why_unserved(block: TransformerBlock) -> str | None:
         or attention.position not in ("none", "relative")
         or attention.query_norm is not None
     ):
-        return "the kernels do not know this norm, value net, pooling or position, qk_norm or the recurrent form"
+        return (
+            f"the kernels have no block with norm {attention.norm!r}, value net {attention.value_net!r}, "
+            f"pooling {attention.pooling!r}, position {attention.position!r}, "
+            f"qk_norm {attention.query_norm is not None} and recurrent {attention.recurrent}"
+        )
     if cpu._NO_KERNELS:
         return "there are no CPU kernels on this machine"
     return "hooks of all modules are set" if has_global_hooks() else None

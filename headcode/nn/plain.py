@@ -17,8 +17,8 @@ _ORDINARY = (nn.Parameter, Tensor, FakeTensor)
 """Kinds of tensors whose products are torch's own; `torch.export` traces with fake ones."""
 _PROBES = (1.0, -7.0, 49.0)
 """Sizes of the inputs at which a module is compared with its matrix: what is bent or cut off shows at one of them."""
-_TOLERANCE = 100.0
-"""Of that comparison, in units of the numbers' precision."""
+_ROUNDINGS, _LARGEST_ERROR = 100, 0.03
+"""Of that comparison: the relative error that is put down to rounding, in units of the precision and in all."""
 
 
 def why_called(part: nn.Module | None, kind: type[nn.Module]) -> str | None:
@@ -84,10 +84,12 @@ def affine_map(name: str, module: nn.Module, width: int) -> tuple[Tensor, Tensor
     bias, rows, seen = outputs.split([1, width, len(probes)])
     weight, bias = (rows - bias).T, bias[0]
     with torch.no_grad():
-        difference = (probes.to(weight) @ weight.T + bias - seen).norm(dim=1)
-        if bool((difference > _TOLERANCE * torch.finfo(seen.dtype).eps * seen.norm(dim=1)).any()):
+        error = (probes.to(weight) @ weight.T + bias - seen).norm(dim=1)
+        tolerance = min(_ROUNDINGS * torch.finfo(seen.dtype).eps, _LARGEST_ERROR)
+        if bool((error > tolerance * seen.norm(dim=1)).any()):
             raise ValueError(
-                f"{name} is a {full_name(module)}, which is not a linear map plus a bias: it has no matrix."
+                f"{name} is a {full_name(module)}, which is not a linear map plus a bias and so has no matrix to read; "
+                f"use the model without it."
             )
     return weight, bias
 

@@ -273,6 +273,17 @@ class Clipped(nn.Linear):
         return super().forward(x).clamp(-2, 2)
 
 
+def test_matrices_in_half_precision():
+    """Rounding is not taken for a bent function, nor a bent function for rounding."""
+    layer, codes = HyperAttention(64, 4, method="hyla").bfloat16(), torch.randn(1, 4, 2, 2)
+    expected = value_network(layer, codes).weights[0]
+    layer.value_proj = nn.Sequential(layer.value_proj)
+    torch.testing.assert_close(value_network(layer, codes).weights[0], expected, rtol=0.02, atol=0.02)
+    layer.value_proj.append(nn.GELU())
+    with pytest.raises(ValueError, match="not a linear map plus a bias"):
+        value_network(layer, codes)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("change", [quantised, lambda linear: nn.Sequential(linear, nn.GELU()), None])
 @pytest.mark.parametrize("part", ["value_proj", "output_proj"])
@@ -438,9 +449,10 @@ def test_why_a_block_goes_op_by_op():
         assert why_op_by_op(make().blocks[0], x) == "no gradients are asked for"
     assert "float32" in why_op_by_op(make().double().blocks[0], x.double())
     assert "multiples of 16" in why_op_by_op(make(mlp_dim=72).blocks[0], x)
+    assert "pooling 'mean'" in why_op_by_op(make(pooling="mean").blocks[0], x)
 
 
-def test_parametrised_norm_tables_are_used():
+def test_a_parametrised_relative_bias_is_used():
     """Not only projections: a relative bias of another kind is called too."""
     model, x = make(method="hyla"), torch.randn(2, 7, 5)
     plain = model(x)
