@@ -14,6 +14,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from headcode.nn.plain import affine_map, full_name, own_weight, why_called
+
 Affine = tuple[Tensor, Tensor | None]
 """Weight (out, in) and bias (out,) or None."""
 
@@ -28,27 +30,34 @@ class Architecture:
     value: str
     output: str
     """Its output is the layer's attention output, before any residual or norm."""
-    read_value: Callable[[nn.Module, Any], Affine] = lambda module, config: read_linear(module)
+    read_value: Callable[[nn.Module, Any], Affine] = lambda module, config: read_linear("value", module)
 
 
-def read_linear(module: nn.Module) -> Affine:
-    """Weight (out, in) and bias of a Linear, or of GPT-2's Conv1D, whose weight is (in, out)."""
-    weight, bias = cast(Tensor, module.weight).detach(), cast("Tensor | None", module.bias)
-    if type(module).__name__ == "Conv1D":
-        weight = weight.T
-    return weight, None if bias is None else bias.detach()
+def read_linear(name: str, module: nn.Module) -> Affine:
+    """Weight (out, in) and bias of a projection: a Linear, GPT-2's Conv1D, or either with adapters or hooks."""
+    kind, width = type(module), getattr(module, "in_features", None)
+    if kind.__name__ == "Conv1D":  # its weight is (in, out)
+        weight = own_weight(module, kind)
+        if weight is not None and why_called(module, kind) is None:
+            return weight.detach().T, cast(Tensor, module.bias).detach()
+        width = cast(Tensor, module.weight).shape[0]
+    if not isinstance(width, int):
+        raise ValueError(f"its {name} projection is a {full_name(module)}, which does not say its in_features")
+    with torch.no_grad():
+        weight, bias = affine_map(f"its {name} projection", module, width)
+    return weight.detach(), None if bias is None else bias.detach()
 
 
 def _last_third(module: nn.Module, config: Any) -> Affine:
     """Values of a projection to queries, keys and values one after the other."""
-    weight, bias = read_linear(module)
+    weight, bias = read_linear("value", module)
     start = 2 * weight.shape[0] // 3
     return weight[start:], None if bias is None else bias[start:]
 
 
 def _third_of_each_head(module: nn.Module, config: Any) -> Affine:
     """Values of a projection that has query, key and value of one head, then of the next."""
-    weight, bias = read_linear(module)
+    weight, bias = read_linear("value", module)
     heads = config.num_attention_heads
     value = weight.unflatten(0, (heads, 3, -1))[:, 2].flatten(0, 1)
     return value, None if bias is None else bias.unflatten(0, (heads, 3, -1))[:, 2].flatten()
@@ -122,13 +131,8 @@ def read_attention(layer: nn.Module, architecture: Architecture, config: Any) ->
     if missing := [name for name, module in parts.items() if module is None]:
         path = getattr(architecture, missing[0])
         raise ValueError(f"{type(layer).__name__} has no {path}, where softmax attention has its {missing[0]}")
-    for name in ("value", "output"):
-        weight = getattr(parts[name], "weight", None)
-        if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.dim() != 2:
-            kind = type(parts[name]).__name__
-            raise ValueError(f"its {name} projection is a {kind} without a plain weight matrix (quantised or adapted?)")
     value, value_bias = architecture.read_value(cast(nn.Module, parts["value"]), config)
-    output, output_bias = read_linear(cast(nn.Module, parts["output"]))
+    output, output_bias = read_linear("output", cast(nn.Module, parts["output"]))
     heads = config.num_attention_heads
     if output.shape[1] % heads:
         raise ValueError(f"its output projection takes {output.shape[1]} channels, which {heads} heads do not divide")

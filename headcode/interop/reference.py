@@ -66,6 +66,8 @@ def to_reference(model: Transformer, *, gradients: bool = False) -> dict[str, np
     result = {}
     parameters = dict(model.named_parameters())
     for name, entry in _entries(model).items():
+        if name not in parameters:
+            raise ValueError(f"The model has no parameter {name}: merge or remove its adapters and parametrisations.")
         tensor: Tensor | None = parameters[name].grad if gradients else parameters[name]
         if tensor is None:
             raise ValueError(f"{name} has no gradient; call backward() first.")

@@ -7,6 +7,7 @@ from headcode.nn.config import ModelConfig
 from headcode.nn.edit import edit_codes
 from headcode.nn.feedforward import GeluFeedForward, SwigluFeedForward
 from headcode.nn.flops import flops_per_token, forward_flops
+from headcode.nn.fused import why_op_by_op
 from headcode.nn.generation import generate
 from headcode.nn.hypernetwork import ValueNetwork, value_network
 from headcode.nn.position import RelativeBias
@@ -33,4 +34,5 @@ __all__ = [
     "load_model",
     "save_model",
     "value_network",
+    "why_op_by_op",
 ]

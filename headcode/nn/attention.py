@@ -22,6 +22,7 @@ from headcode.nn.checks import (
     why_not_recurrent,
 )
 from headcode.nn.initialisation import reset_linear
+from headcode.nn.plain import are_plain_linears
 from headcode.nn.position import RelativeBias, rotate
 from headcode.ops import POOLINGS, VALUE_NETS, hyper_attention, linear_attention_recurrent
 from headcode.ops.checks import check_choice, check_mask, check_tensors, four_axes
@@ -110,7 +111,7 @@ class HyperAttention(nn.Module):
         if position == "relative" and num_buckets is None:
             raise ValueError("position='relative' needs num_buckets: the longest sequence length is a good choice.")
         check_rotary(position, qk_dim, num_heads)
-        self.dim, self.num_heads = dim, num_heads
+        self.dim, self.context_dim, self.v_dim, self.num_heads = dim, context_dim, v_dim, num_heads
         self.norm, self.value_net, self.pooling = norm, value_net, pooling
         self.causal, self.dropout, self.position = causal, dropout, position
         self.recurrent, self.backend = recurrent, backend
@@ -294,16 +295,16 @@ class HyperAttention(nn.Module):
         queries: slice | None,
         cache: LayerCache | None,
     ) -> None:
-        check_tokens("query", query, self.query_proj)
+        check_tokens("query", query, self.dim, self.query_proj)
         if key is not None:
-            check_tokens("key", key, self.key_proj)
-        elif self.key_proj.in_features != self.dim:
-            widths = f"context_dim {self.key_proj.in_features}, dim {self.dim}"
+            check_tokens("key", key, self.context_dim, self.key_proj)
+        elif self.context_dim != self.dim:
+            widths = f"context_dim {self.context_dim}, dim {self.dim}"
             raise ValueError(f"This layer is for cross-attention ({widths}): give key.")
         if value is not None:
             if key is None:
                 raise ValueError("value was given without key; give both, or neither for self-attention.")
-            check_tokens("value", value, self.value_proj)
+            check_tokens("value", value, self.context_dim, self.value_proj)
             if value.shape[:2] != key.shape[:2]:
                 raise ValueError(
                     f"value must have key's batch and length {tuple(key.shape[:2])}, got {tuple(value.shape)}."
@@ -325,7 +326,9 @@ class HyperAttention(nn.Module):
 
 
 def _joined(x: Tensor, projections: tuple[nn.Linear, ...]) -> tuple[Tensor, ...]:
-    """Several projections of the same tokens as one matrix product."""
+    """Several projections of the same tokens: as one matrix product, if they are no more than their weights."""
+    if not are_plain_linears(projections):
+        return tuple([projection(x) for projection in projections])
     weight = torch.cat([p.weight for p in projections])
     bias = None if projections[0].bias is None else torch.cat([p.bias for p in projections])
     return F.linear(x, weight, bias).split([p.out_features for p in projections], -1)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headcode.nn.plain import own_weight
 from headcode.ops import METHODS, NORMS, VALUE_NETS
 from headcode.ops.backends import CANDIDATES
 from headcode.ops.checks import check_choice
@@ -61,15 +62,16 @@ def check_rotary(position: str, qk_dim: int, num_heads: int) -> None:
         raise ValueError(f"position 'rotary' needs an even head width, got qk_dim / num_heads = {qk_dim // num_heads}.")
 
 
-def check_tokens(name: str, tokens: Tensor, projection: nn.Linear) -> None:
+def check_tokens(name: str, tokens: Tensor, width: int, projection: nn.Module) -> None:
     if not isinstance(tokens, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(tokens).__name__}.")
-    if tokens.dim() != 3 or tokens.shape[2] != projection.in_features:
-        raise ValueError(
-            f"{name} must have shape (batch, length, {projection.in_features}), got {tuple(tokens.shape)}."
-        )
-    dtype = projection.weight.dtype
-    if tokens.dtype != dtype and not (tokens.is_floating_point() and torch.is_autocast_enabled(tokens.device.type)):
+    if tokens.dim() != 3 or tokens.shape[2] != width:
+        raise ValueError(f"{name} must have shape (batch, length, {width}), got {tuple(tokens.shape)}.")
+    weight = own_weight(projection, nn.Linear)  # another kind of projection knows itself what it takes
+    if weight is None or tokens.dtype == weight.dtype:
+        return
+    if not (tokens.is_floating_point() and torch.is_autocast_enabled(tokens.device.type)):
+        dtype = weight.dtype
         raise TypeError(
             f"{name} must have the layer's dtype {dtype}, got {tokens.dtype}; convert it with .to({dtype})."
         )

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.nn.modules.module import _has_any_global_hook
 
 from headcode.nn.attention import HyperAttention
 from headcode.nn.checks import check_queries
 from headcode.nn.feedforward import GeluFeedForward, SwigluFeedForward
+from headcode.nn.plain import full_name, has_global_hooks, why_called
 from headcode.nn.position import RelativeBias, relative_bucket
 from headcode.ops import cpu, eager
 from headcode.ops.block import COLUMNS, BlockCall, BlockWeights, fused_block
@@ -33,15 +33,10 @@ LARGEST_WIDTH = 512
 
 def run_fused(block: TransformerBlock, x: Tensor, queries: slice | None, dropout_seed: int | None) -> Tensor | None:
     """The block's output, or None if it must go op by op."""
-    if not torch.is_grad_enabled() or not _is_served(block) or (weights := _weights(block)) is None:
+    weights = _weights_or_reason(block, x)
+    if isinstance(weights, str):
         return None
-    attention = block.attention
-    parameters = [parameter for pair in weights for parameter in pair]
-    if not _is_plain(x, parameters) or x.dim() != 3 or x.shape[2] != attention.dim or x.numel() == 0:
-        return None
-    gated = type(block.feedforward) is SwigluFeedForward
-    if not _fit(tuple([parameter.shape for parameter in parameters]), attention.dim, attention.num_heads, gated):
-        return None
+    attention, gated = block.attention, type(block.feedforward) is SwigluFeedForward
     check_queries(queries, x.shape[1])
     first, last, _ = (slice(None) if queries is None else queries).indices(x.shape[1])
     dropout = attention.dropout if attention.training else 0.0
@@ -67,6 +62,42 @@ def run_fused(block: TransformerBlock, x: Tensor, queries: slice | None, dropout
         differentiable=functools.partial(_run_op_by_op, block, queries, seed),
     )
     return fused_block(x, weights, call)
+
+
+def why_op_by_op(block: TransformerBlock, x: Tensor) -> str | None:
+    """Why a block that is called with tokens x (B, T, dim) goes op by op; None if it is fused.
+
+    With a padding mask, a cache or a context a block always goes op by op.
+
+    Example:
+        >>> from headcode.nn import ModelConfig, Transformer
+        >>> block = Transformer(ModelConfig(input_dim=5, output_dim=1, max_length=16)).blocks[0]
+        >>> handle = block.attention.key_proj.register_forward_hook(print)
+        >>> why_op_by_op(block, torch.randn(3, 16, 128))
+        'attention.key_proj has hooks'
+    """
+    found = _weights_or_reason(block, x)
+    return found if isinstance(found, str) else None
+
+
+def _weights_or_reason(block: TransformerBlock, x: Tensor) -> BlockWeights | str:
+    """The block's parameters, or why it must go op by op."""
+    if not torch.is_grad_enabled():
+        return "no gradients are asked for"
+    if reason := _why_unserved(block):
+        return reason
+    weights = _weights(block)
+    if isinstance(weights, str):
+        return weights
+    parameters = [parameter for pair in weights for parameter in pair]
+    if reason := _why_not_plain(x, parameters):
+        return reason
+    attention, gated = block.attention, type(block.feedforward) is SwigluFeedForward
+    if x.dim() != 3 or x.shape[2] != attention.dim or x.numel() == 0:
+        return f"the tokens must have shape (batch, length, {attention.dim}) and not be empty, got {tuple(x.shape)}"
+    if not _fit(tuple([parameter.shape for parameter in parameters]), attention.dim, attention.num_heads, gated):
+        return f"all widths must be multiples of {COLUMNS} and at most {LARGEST_WIDTH}"
+    return weights
 
 
 class _OpByOp(nn.Module):
@@ -102,81 +133,83 @@ def _places(num_buckets: int, num_queries: int, num_keys: int, first: int) -> Te
     return torch.tensor(buckets, device="cpu")
 
 
-def _is_served(block: TransformerBlock) -> bool:
-    """Whether the kernels know this kind of block, and nobody looks into it."""
+def _why_unserved(block: TransformerBlock) -> str | None:
+    """Why the kernels do not know this kind of block, or who looks into it."""
     attention, feedforward = block.attention, block.feedforward
-    return (
-        type(attention) is HyperAttention
-        and not attention.observers
-        and attention.editor is None
-        and not attention.recurrent
-        and attention.backend in BACKENDS
-        and attention.norm in cpu.NORM_CODES
-        and attention.value_net in cpu.NET_CODES
-        and attention.pooling == "sum"
-        and attention.position in ("none", "relative")
-        and attention.query_norm is None
-        and type(feedforward) in (GeluFeedForward, SwigluFeedForward)
-        and getattr(feedforward, "backend", "auto") in BACKENDS
-        and not cpu._NO_KERNELS
-        and not _has_any_global_hook()
-    )
+    if type(attention) is not HyperAttention:
+        return f"attention is a {full_name(attention)}"
+    if type(feedforward) not in (GeluFeedForward, SwigluFeedForward):
+        return f"feedforward is a {full_name(feedforward)}"
+    if attention.observers or attention.editor is not None:
+        return "codes are captured or edited"
+    if attention.backend not in BACKENDS or getattr(feedforward, "backend", "auto") not in BACKENDS:
+        return f"the backend {attention.backend!r} was asked for"
+    if (
+        attention.recurrent
+        or attention.norm not in cpu.NORM_CODES
+        or attention.value_net not in cpu.NET_CODES
+        or attention.pooling != "sum"
+        or attention.position not in ("none", "relative")
+        or attention.query_norm is not None
+    ):
+        return (
+            f"the kernels have no block with norm {attention.norm!r}, value net {attention.value_net!r}, "
+            f"pooling {attention.pooling!r}, position {attention.position!r}, "
+            f"qk_norm {attention.query_norm is not None} and recurrent {attention.recurrent}"
+        )
+    if cpu._NO_KERNELS:
+        return "there are no CPU kernels on this machine"
+    return "hooks of all modules are set" if has_global_hooks() else None
 
 
-def _weights(block: TransformerBlock) -> BlockWeights | None:
-    """The block's parameters; None if a part is not what it was made as, or is watched by hooks."""
+def _weights(block: TransformerBlock) -> BlockWeights | str:
+    """The block's parameters; or which part must be called, and why."""
     # Read from where modules keep their parts: by attribute, Python would look everywhere else first.
     parts, inside, layers = block._modules, block.attention._modules, block.feedforward._modules
-    attention, feedforward, relative = block.attention, block.feedforward, inside.get("relative_bias")
-    gated = type(feedforward) is SwigluFeedForward
+    gated = type(block.feedforward) is SwigluFeedForward
     names = ("gate_proj", "signal_proj", "output_proj") if gated else ("hidden_proj", "output_proj")
-    norms = [parts[name] for name in ("attention_norm", "feedforward_norm")]
-    projections = [inside[name] for name in ("query_proj", "key_proj", "value_proj", "output_proj")]
-    dense = [layers[name] for name in names]
-    for kind, members in ((nn.LayerNorm, norms), (nn.Linear, projections), (nn.Linear, dense)):
-        if not all([_is_untouched(part, kind) for part in members]):
-            return None
-    if not _is_untouched(attention, HyperAttention) or not _is_untouched(feedforward, type(feedforward)):
-        return None
-    if relative is not None and not _is_untouched(relative, RelativeBias):
-        return None
-    pairs: list[Any] = [_weight_and_bias(part) for part in (norms[0], *projections, norms[1])]
-    last = _weight_and_bias(dense[-1])
-    if gated:
-        pairs += [tuple(part._parameters["weight"] for part in dense[:2] if part is not None), last[:1]]
-    else:
-        pairs += [_weight_and_bias(dense[0]), last]
+    norms = {name: parts[name] for name in ("attention_norm", "feedforward_norm")}
+    projections = {name: inside[name] for name in ("query_proj", "key_proj", "value_proj", "output_proj")}
+    dense = {name: layers[name] for name in names}
+    relative = inside.get("relative_bias")
+    wholes: list[tuple[type[nn.Module], str, dict[str, nn.Module | None]]] = [
+        (nn.LayerNorm, "", norms),
+        (nn.Linear, "attention.", projections),
+        (nn.Linear, "feedforward.", dense),
+        (HyperAttention, "", {"attention": block.attention}),
+        (type(block.feedforward), "", {"feedforward": block.feedforward}),
+        (RelativeBias, "attention.", {} if relative is None else {"relative_bias": relative}),
+    ]
+    for kind, whole, members in wholes:
+        for name, part in members.items():
+            if reason := why_called(part, kind):
+                return f"{whole}{name} {reason}"
+    first_norm, second_norm = norms.values()
+    pairs: list[Any] = [_weight_and_bias(part) for part in (first_norm, *projections.values(), second_norm)]
+    *hidden, inner = (_weight_and_bias(part) for part in dense.values())
+    pairs += [tuple(weight for weight, _ in hidden), inner[:1]] if gated else [*hidden, inner]
     return BlockWeights._make([*pairs, () if relative is None else (relative._parameters["table"],)])
 
 
 def _weight_and_bias(part: nn.Module | None) -> tuple[Any, Any]:
     assert part is not None
-    return part._parameters["weight"], part._parameters["bias"]
+    return part._parameters.get("weight"), part._parameters.get("bias")
 
 
-def _is_untouched(part: nn.Module | None, kind: type[nn.Module]) -> bool:
-    return (
-        type(part) is kind
-        and "forward" not in part.__dict__
-        and not part._forward_hooks
-        and not part._forward_pre_hooks
-        and not part._backward_hooks
-        and not part._backward_pre_hooks
-    )
-
-
-def _is_plain(x: Tensor, parameters: list[Any]) -> bool:
-    """Whether these are ordinary float32 numbers, as they are in memory, and nothing traces or wraps the call."""
+def _why_not_plain(x: Tensor, parameters: list[Any]) -> str | None:
+    """Why these are not ordinary float32 numbers, as they are in memory, or what traces or wraps the call."""
     if torch.is_autocast_enabled("cpu") or torch._C._get_tracing_state() or forward_ad._current_level >= 0:
-        return False
-    if any(parameter is None for parameter in parameters) or not eager.is_plain(x, *parameters):
-        return False
+        return "the call is traced, under autocast or differentiated forward"
+    if any(parameter is None for parameter in parameters):
+        return "a weight or a bias is missing"
+    if not eager.is_plain(x, *parameters):
+        return "the call is compiled or transformed, or its tensors are of another kind"
     if not (x.requires_grad or any(parameter.requires_grad for parameter in parameters)):
-        return False
+        return "nothing needs a gradient"
     for t in (x, *parameters):
         if t.dtype is not torch.float32 or t.device.type != "cpu" or not t.is_contiguous() or t.is_neg():
-            return False
-    return True
+            return "the kernels are for contiguous float32 numbers on a CPU"
+    return None
 
 
 @functools.lru_cache(maxsize=64)

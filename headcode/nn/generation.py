@@ -60,6 +60,8 @@ def generate(
     recurrent = cache and can_recur(model.config) if recurrent is None else recurrent
     past = model.new_cache(recurrent=recurrent) if cache else None
     device = next(model.parameters()).device
+    if device.type == "meta":  # offloaded weights come when a layer is called, and the tokens are moved to them
+        device = torch.device("cpu")
     generator = torch.Generator().manual_seed(seed % 2**63)
     return _tokens(model, prompt, max_tokens, temperature, top_p, generator, end_token, past, device)
 

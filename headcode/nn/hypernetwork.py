@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from headcode.nn.attention import HyperAttention
+from headcode.nn.plain import affine_map
 from headcode.ops import VALUE_NETS
 
 
@@ -48,15 +49,20 @@ def value_network(layer: HyperAttention, codes: Tensor) -> ValueNetwork:
     Returns:
         Networks with leading axes (B, queries, keys). With `x` (B, keys, context_dim), `value_network(…)(x[:, None])`
         is each key's contribution; their sum over keys plus `layer.output_proj.bias` is the layer's output.
+
+    Projections that carry adapters (LoRA), hooks or offloaded weights are called on a basis to find their matrices,
+    without dropout. One that is no linear map plus a bias, such as a quantised one, is a ValueError.
     """
     if codes.dim() != 4 or codes.shape[1] != layer.num_heads:
         raise ValueError(
             f"codes must have shape (batch, {layer.num_heads} heads, queries, keys), got {tuple(codes.shape)}."
         )
-    codes = codes.movedim(1, -1).to(layer.value_proj.weight.dtype)  # (B, queries, keys, H)
-    value_weight = layer.value_proj.weight.unflatten(0, (layer.num_heads, -1))  # (H, Dv, context_dim)
-    value_bias = None if layer.value_proj.bias is None else layer.value_proj.bias.unflatten(0, (layer.num_heads, -1))
-    output_weight = layer.output_proj.weight.unflatten(1, (layer.num_heads, -1)).transpose(0, 1)  # (H, dim, Dv)
+    value_weight, value_bias = affine_map("value_proj", layer.value_proj, layer.context_dim)
+    output_weight, _ = affine_map("output_proj", layer.output_proj, layer.v_dim)
+    codes = codes.movedim(1, -1).to(value_weight.dtype)  # (B, queries, keys, H)
+    value_weight = value_weight.unflatten(0, (layer.num_heads, -1))  # (H, Dv, context_dim)
+    value_bias = None if value_bias is None else value_bias.unflatten(0, (layer.num_heads, -1))
+    output_weight = output_weight.unflatten(1, (layer.num_heads, -1)).transpose(0, 1)  # (H, dim, Dv)
     if VALUE_NETS[layer.value_net].activation is None:
         weight = torch.tensordot(codes, output_weight @ value_weight, 1)
         bias = None if value_bias is None else codes @ (output_weight @ value_bias[..., None]).squeeze(-1)

@@ -13,10 +13,18 @@ WEIGHTS_FILE = "model.safetensors"
 
 
 def save_model(model: Transformer, folder: str | Path) -> Path:
-    """Write the model's config and weights; each file appears whole or not at all."""
+    """Write the model's config and weights; each file appears whole or not at all.
+
+    A model with adapters has other weights than its config says, and is refused: merge them first.
+    """
     from safetensors.torch import save
 
     folder = Path(folder)
+    if unknown := set(model.state_dict()) ^ set(_skeleton(model.config).state_dict()):
+        raise ValueError(
+            f"The model's weights are not those of its config ({min(unknown)}): merge or remove its adapters and "
+            f"parametrisations before saving, for example with merge_and_unload()."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().contiguous().cpu() for name, tensor in model.state_dict().items()}
     _write(folder / WEIGHTS_FILE, save(state))
@@ -38,9 +46,7 @@ def load_model(folder: str | Path) -> Transformer:
         state = load_file(folder / WEIGHTS_FILE)
     except SafetensorError as error:
         raise ValueError(f"{folder / WEIGHTS_FILE} is damaged: {error}.") from None
-    with torch.device("meta"):  # the shapes are compared before any memory is taken for them
-        skeleton = Transformer(config)
-    expected = {name: tuple(tensor.shape) for name, tensor in skeleton.state_dict().items()}
+    expected = {name: tuple(tensor.shape) for name, tensor in _skeleton(config).state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in state.items()}
     if expected != found:
         wrong = sorted(set(expected.items()) ^ set(found.items()))[0][0]
@@ -51,6 +57,12 @@ def load_model(folder: str | Path) -> Transformer:
     model = Transformer(config).to(dtype)
     model.load_state_dict(state)
     return model.eval()
+
+
+def _skeleton(config: ModelConfig) -> Transformer:
+    """The names and shapes of a model, without memory for its numbers."""
+    with torch.device("meta"):
+        return Transformer(config)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -14,6 +14,7 @@ from headcode.nn.config import ModelConfig
 from headcode.nn.feedforward import FEEDFORWARDS
 from headcode.nn.fused import run_fused
 from headcode.nn.initialisation import reset_linear
+from headcode.nn.plain import own_weight
 from headcode.nn.position import sinusoidal_positions
 
 NORM_EPSILON = 1e-6
@@ -180,7 +181,7 @@ class Transformer(nn.Module):
         if self.output_proj is not None:
             outputs = self.output_proj(hidden)
         else:
-            outputs = hidden @ self.embedding.weight.T / math.sqrt(self.config.dim)
+            outputs = hidden @ self._token_table(hidden.device).T / math.sqrt(self.config.dim)
         if not hints:
             return outputs
         return outputs, [
@@ -259,6 +260,14 @@ class Transformer(nn.Module):
             hidden = hidden + places[first_position:end]
         return hidden
 
+    def _token_table(self, device: torch.device) -> Tensor:
+        """The embeddings (vocab_size, dim) of all tokens, with which the logits are read."""
+        weight = own_weight(self.embedding, nn.Embedding)
+        if weight is not None:
+            return weight
+        assert self.config.vocab_size is not None
+        return self.embedding(torch.arange(self.config.vocab_size, device=device))
+
     def _check_input(self, x: Tensor) -> None:
         if not isinstance(x, Tensor):
             raise TypeError(f"The input must be a torch.Tensor, got {type(x).__name__}.")
@@ -267,8 +276,9 @@ class Transformer(nn.Module):
                 raise ValueError(
                     f"The input must have shape (batch, length, {self.config.input_dim}), got {tuple(x.shape)}."
                 )
-            if x.dtype != self.embedding.weight.dtype and not torch.is_autocast_enabled(x.device.type):
-                dtype = self.embedding.weight.dtype
+            weight = own_weight(self.embedding, nn.Linear)  # another kind of layer knows itself what it takes
+            if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+                dtype = weight.dtype
                 raise TypeError(f"The input must have the model's dtype {dtype}, got {x.dtype}; use .to({dtype}).")
         elif x.dim() != 2 or x.dtype not in (torch.int64, torch.int32):
             raise ValueError(
