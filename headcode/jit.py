@@ -1,7 +1,12 @@
-"""Numba at arm's length: compiled at first call, cached for the user, never needed for a right answer.
+"""Numba at arm's length: compiled at first call, kept for the user, never needed for a right answer.
 
 Modules that hold kernels import `njit` from here and are themselves imported at first use, so that `import headcode`
 never pays for Numba. Without Numba, or with HEADCODE_DISABLE_NUMBA=1, `njit` leaves plain Python functions.
+
+Compiled kernels are kept on disk, and to load one is to run it. Three things make that safe: the name of a file and of
+its folder are hashes of all that the kernel was made from and for; a folder in which another user could place files is
+refused; and each file begins with a hash of the rest, so that a damaged one is compiled anew. Whatever goes wrong with
+the cache costs time, never an answer.
 """
 
 import contextlib
@@ -9,10 +14,18 @@ import functools
 import hashlib
 import importlib.util
 import os
+import pickle
+import stat
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+_PACKAGE = Path(__file__).parent
+_IMPORTED_AT = time.time()
 
 
 def why_disabled() -> str | None:
@@ -47,15 +60,9 @@ def njit(**options: Any) -> Callable[[Callable], Callable]:
         import numba
 
         dispatcher = numba.njit(nogil=True, **options)(function)
-        # A cache that cannot be opened, read or written costs time, never an answer.
-        with contextlib.suppress(OSError, RuntimeError), _numba_cache_folder(function) as folder:
-            # Numba would otherwise go on to the package's own folder, where nothing tells old sources from new.
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-            dispatcher.enable_caching()
-            cache = dispatcher._cache
-            cache.load_overload = _or_nothing(cache.load_overload)
-            cache.save_overload = _or_nothing(cache.save_overload)
+        # What a closure holds is in no source file, so nothing could tell two kernels made from it apart.
+        if function.__closure__ is None:
+            dispatcher._cache = _KernelCache(function)
         return dispatcher
 
     return decorate
@@ -70,37 +77,145 @@ def address_of(kernel: Any) -> int:
     return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name)
 
 
-def _or_nothing(function: Callable) -> Callable:
-    """The function, which returns None where it would fail: a damaged cache file may raise anything."""
+class _KernelCache:
+    """What a dispatcher of Numba asks of its cache: here one file per kernel, signature and processor.
 
-    @functools.wraps(function)
-    def attempt(*arguments: Any) -> Any:
+    Numba's own cache unpickles what it finds, looks only at the function's own file to see whether it is stale, and
+    keeps an index that two processes can overwrite for each other.
+    """
+
+    def __init__(self, function: Callable) -> None:
+        self._function = function
+        self._flushed = False
+
+    @property
+    def cache_path(self) -> str:
+        return str(cache_folder())
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        """The compiled kernel, or None if there is none that can be trusted."""
+        from numba.core.compiler import CompileResult
+
+        target_context.refresh()
+        # Whatever a file raises, the kernel can be compiled.
         with contextlib.suppress(Exception):
-            return function(*arguments)
+            if path := self._path(signature, target_context.codegen()):
+                return CompileResult._rebuild(target_context, *pickle.loads(_read_sealed(path)))
         return None
 
-    return attempt
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        from numba.core import serialize
 
+        # Code that holds addresses of this process is of no use to another.
+        if compiled.lifted or compiled.library.has_dynamic_globals:
+            return
+        with contextlib.suppress(Exception):
+            if path := self._path(signature, compiled.library.codegen):
+                _write_sealed(path, serialize.dumps(compiled._reduce()))
 
-@contextlib.contextmanager
-def _numba_cache_folder(function: Callable) -> Iterator[Path]:
-    """Numba chooses a function's cache folder when caching is enabled; ours must not move other packages' caches."""
-    from numba.core import config
+    def flush(self) -> None:
+        """Called by a dispatcher's `recompile`, after which its kernels may no longer be what the sources say."""
+        self._flushed = True
 
-    folder = cache_folder() / _fingerprint(Path(function.__code__.co_filename).parent)
-    before = config.CACHE_DIR
-    config.CACHE_DIR = str(folder)
-    try:
-        yield folder
-    finally:
-        config.CACHE_DIR = before
+    def _path(self, signature: Any, codegen: Any) -> Path | None:
+        """Where the kernel is kept, or None where nothing may be."""
+        package, _, module = self._function.__module__.partition(".")
+        room = module.partition(".")[0]
+        if self._flushed or package != __package__ or not _sources_are_those_imported(room):
+            return None
+        folder = private_folder(cache_folder() / _fingerprint(room))
+        # Numba's word for the processor: its name and features, or what NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say.
+        processor = codegen.magic_tuple()
+        line = self._function.__code__.co_firstlineno
+        key = hashlib.sha256(repr((module, self._function.__qualname__, line, signature, processor)).encode())
+        return folder and folder / f"{self._function.__name__}-{key.hexdigest()}.nbc"
 
 
 @functools.cache
-def _fingerprint(folder: Path) -> str:
-    """Of the kernel modules (`_*.py`) of a package. Numba compiles a function's callees into it, but looks only at the
-    function's own file to see whether the cache is stale."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("_*.py")):
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+def sources(room: str) -> tuple[Path, ...]:
+    """The files that kernels of one room (`ops`, `tasks`) can see: those of the room and of the package's top level."""
+    paths = [*_PACKAGE.glob("*.py"), *(_PACKAGE / room).rglob("*.py")]
+    return tuple(sorted(path for path in paths if path.is_file()))
+
+
+def _sources_are_those_imported(room: str) -> bool:
+    """Whether there are sources, and none was edited under this process: who knows which version it has imported."""
+    statuses = [path.stat() for path in sources(room)]
+    return 0 < max((max(status.st_mtime, status.st_ctime) for status in statuses), default=0) <= _IMPORTED_AT
+
+
+@functools.cache
+def _fingerprint(room: str) -> str:
+    """Of all that decides what the kernels of one room compile to, but for signature and processor."""
+    import llvmlite
+    import numba
+    import numpy as np
+
+    digest = hashlib.sha256(repr((sys.version, numba.__version__, llvmlite.__version__, np.__version__)).encode())
+    for path in sources(room):
+        content = path.read_bytes()
+        digest.update(f"\n{path.relative_to(_PACKAGE).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:32]
+
+
+@functools.cache
+def private_folder(folder: Path) -> Path | None:
+    """The folder, its links resolved, made if it is missing; None if that fails or others could place files in it.
+
+    Each folder on the way to it is looked at too, or its owner could put another one in its place.
+    """
+    folder = Path(os.path.realpath(folder))
+    try:
+        for path in (*reversed(folder.parents), folder):
+            path.mkdir(mode=0o700, exist_ok=True)
+            if danger := _open_to_others(path.lstat(), on_the_way=path != folder):
+                warnings.warn(
+                    f"Compiled kernels are not kept on disk: {path} {danger}, who could place code there that you run; "
+                    "set HEADCODE_CACHE_DIR to a folder that belongs to you and that nobody else may write to.",
+                    stacklevel=2,
+                )
+                return None
+    except OSError:
+        return None
+    return folder
+
+
+def _open_to_others(status: os.stat_result, *, on_the_way: bool = False) -> str | None:
+    """How users other than this one and root could change a file or what a folder holds; None if they cannot."""
+    if not hasattr(os, "geteuid"):
+        return None  # Windows keeps the folders of users apart by other means, which modes do not show.
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"belongs to another user (number {status.st_uid})"
+    # In a sticky folder, such as /tmp, others may add files but not replace or rename what is ours.
+    if status.st_mode & 0o022 and not (on_the_way and status.st_mode & stat.S_ISVTX):
+        return f"is writable by other users (mode {stat.S_IMODE(status.st_mode):o})"
+    return None
+
+
+def _seal(path: Path, payload: bytes) -> bytes:
+    # With its name, so that no kernel is taken for another one.
+    return hashlib.sha256(path.name.encode() + payload).digest()
+
+
+def _read_sealed(path: Path) -> bytes:
+    """What `_write_sealed` wrote; an error if it is damaged or another user could have changed it."""
+    plain = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | plain)) as file:
+        if _open_to_others(os.fstat(file.fileno())):
+            raise PermissionError(path)
+        seal, payload = file.read(hashlib.sha256().digest_size), file.read()
+    if seal != _seal(path, payload):
+        raise ValueError(path)
+    return payload
+
+
+def _write_sealed(path: Path, payload: bytes) -> None:
+    """Whole or not at all, also when the disk is full or several processes write at once."""
+    descriptor, temporary = tempfile.mkstemp(prefix=".", dir=path.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(_seal(path, payload) + payload)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
