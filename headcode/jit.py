@@ -186,10 +186,25 @@ def _open_to_others(status: os.stat_result, *, on_the_way: bool = False) -> str 
         return None  # Windows keeps the folders of users apart by other means, which modes do not show.
     if status.st_uid not in (os.geteuid(), 0):
         return f"belongs to another user (number {status.st_uid})"
+    writers = status.st_mode & 0o022
+    if writers == 0o020 and _is_own_group(status.st_gid):
+        return None
     # In a sticky folder, such as /tmp, others may add files but not replace or rename what is ours.
-    if status.st_mode & 0o022 and not (on_the_way and status.st_mode & stat.S_ISVTX):
+    if writers and not (on_the_way and status.st_mode & stat.S_ISVTX):
         return f"is writable by other users (mode {stat.S_IMODE(status.st_mode):o})"
     return None
+
+
+def _is_own_group(number: int) -> bool:
+    """Whether a group is the user's private one, as where new folders are writable by it (umask 002): nobody else's."""
+    import grp
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
+    except KeyError:
+        return False
+    return (group.gr_gid, group.gr_name) == (user.pw_gid, user.pw_name) and set(group.gr_mem) <= {user.pw_name}
 
 
 def _seal(path: Path, payload: bytes) -> bytes:

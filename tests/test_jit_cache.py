@@ -3,6 +3,7 @@
 Most tests run a package of three small files in a process of its own, with `headcode/jit.py` as it is.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ import sys
 import textwrap
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_imports import imported_modules
@@ -199,7 +201,7 @@ def test_a_planted_pickle_without_a_seal_is_not_run(tiny, tmp_path):
 
 @needs_modes
 @pytest.mark.parametrize(
-    ("place", "mode"), [("parent", 0o777), ("cache", 0o770), ("cache", 0o702), ("kernels", 0o770), ("kernels", 0o1777)]
+    ("place", "mode"), [("parent", 0o777), ("cache", 0o707), ("cache", 0o702), ("kernels", 0o707), ("kernels", 0o1777)]
 )
 def test_a_kernel_planted_where_others_may_write_is_not_run(tiny, tmp_path, place, mode):
     call(tiny)
@@ -275,6 +277,27 @@ def test_a_folder_of_root_is_trusted_by_everyone(tmp_path, another_user):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert jit.private_folder(tmp_path / "kernels") == (tmp_path / "kernels").resolve()
+
+
+@needs_modes
+@pytest.mark.parametrize(
+    ("name", "members", "own"),
+    [("me", [], True), ("me", ["me"], True), ("me", ["me", "eve"], False), ("lab", [], False)],
+)
+def test_a_folder_that_a_group_may_write_to_is_taken_only_if_the_group_is_the_users_own(
+    tmp_path, monkeypatch, name, members, own
+):
+    import grp
+    import pwd
+
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    folder.chmod(0o770)
+    number = folder.stat().st_gid
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="me", pw_gid=number))
+    monkeypatch.setattr(grp, "getgrgid", lambda _: SimpleNamespace(gr_name=name, gr_gid=number, gr_mem=members))
+    with contextlib.nullcontext() if own else pytest.warns(UserWarning, match="is writable by other users"):
+        assert jit.private_folder(folder) == (folder.resolve() if own else None)
 
 
 @needs_modes
