@@ -1,4 +1,4 @@
-"""Who may ask the explorer what: whoever has the token, on this machine, known addresses, small well-formed requests."""
+"""Who may ask the explorer what: on this machine, with the token, known addresses, small and well-formed requests."""
 
 import logging
 import re
@@ -98,7 +98,7 @@ def _check(app: Dash, token: str | None) -> Response | None:
 
 
 def _admit(token: str) -> Response | None:
-    """Nothing for a request with the cookie. The printed address gives the cookie, and leads on to one without token."""
+    """None for a request with the cookie. The printed address sets it, and redirects to the address without token."""
     # Cookies know hosts but not ports: by its name each explorer on this machine finds its own.
     cookie = f"headcode-explorer-{request.host.rpartition(':')[2]}"
     if request.method == "GET" and request.path == "/" and _same(request.args.get("token"), token):

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from typing import Any
 
 import torch
 from dash import Dash

@@ -1,4 +1,4 @@
-"""A running explorer, and a browser that can reach nothing else."""
+"""A running explorer, a browser that can reach nothing else, and what a page says."""
 
 import dataclasses
 import json
@@ -133,3 +133,12 @@ def warm(live, models):
         for body in requests_of(live):
             search = f"?model={model}&shown=1&donor=n-1"
             ask(live, {**body, "inputs": [{"id": "url", "property": "search", "value": search}]}, timeout=900)
+
+
+def words_of(piece):
+    """All text in components, as one string."""
+    if isinstance(piece, str):
+        return piece
+    if isinstance(piece, list | tuple):
+        return " ".join(map(words_of, piece))
+    return words_of(getattr(piece, "children", None) or "")
