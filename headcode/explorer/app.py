@@ -10,6 +10,7 @@ from headcode.explorer.callbacks import Explorer, register
 from headcode.explorer.catalogue import Catalogue
 from headcode.explorer.layout import page
 from headcode.explorer.security import protect
+from headcode.explorer.state import start
 
 
 def create_app(
@@ -44,6 +45,6 @@ def create_app(
 def prepare(explorer: Explorer) -> None:
     """Look at every model's start page once: compiles what is compiled, and makes the maps of codes."""
     for name in explorer.catalogue.names:
-        search = f"?model={name}&shown=1"
+        search = start(name, shown="1")
         explorer.left(search)
         explorer.right(search, 0)

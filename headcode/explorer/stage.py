@@ -11,7 +11,7 @@ from headcode.explorer.functions import Function
 from headcode.explorer.panels import panel, position_names
 from headcode.explorer.parts import Piece, badge, button, choices, link, menu, note
 from headcode.explorer.puzzles import Puzzle
-from headcode.explorer.state import MAX_INSTANCE, State
+from headcode.explorer.state import MAX_INSTANCE, State, start
 from headcode.tasks import RULE_NAMES
 from headcode.tasks.render import formula
 
@@ -31,7 +31,7 @@ def top(catalogue: Catalogue, state: State) -> list[Piece]:
         # A model of the same task keeps the question; another task starts afresh.
         kept = state.change(model=name, other="" if name == state.other else state.other, layer=0)
         most = catalogue.limits[name].layers - 1
-        target = kept.change(layer=min(state.layer, most)).search() if same else f"?model={name}"
+        target = kept.change(layer=min(state.layer, most)).search() if same else start(name)
         models.append((name, target, name == state.model))
     pieces = [menu("model", state.model, models, "choose-model")]
     peers = catalogue.peers[state.model]
