@@ -25,7 +25,7 @@ class Command:
     text: str = ""
     """The sentence that the lens starts with."""
     token: bool = True
-    """Answer only who opens the printed address, which has a random token; --no-token: every user of this machine."""
+    """Admit browsers that opened the printed address with its token; --no-token admits all users of the machine."""
 
     def run(self) -> None:
         try:

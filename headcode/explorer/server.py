@@ -15,20 +15,21 @@ HOST = "127.0.0.1"
 THREADS = 8
 MAX_BODY = 4 * MAX_REQUEST
 CONNECTIONS = 160
-"""Beyond this many the longest-waiting one is closed; below the 256 files that a process may open on macOS."""
+"""Beyond this many the oldest one that waits for its client is closed. macOS lets a process open 256 files."""
 TIMEOUT = 10
 """Seconds after which a connection that sends nothing is closed."""
 log = logging.getLogger("headcode.explorer")
 
 
 class Server(TcpWSGIServer):
-    """Waitress, which would stop to accept connections at its limit: here room is made for a new one instead."""
+    """Waitress stops accepting connections at its limit; before that, this server makes room for a new one."""
 
     def handle_accept(self) -> None:
         super().handle_accept()
         if len(self.active_channels) > CONNECTIONS:
-            # Those that wait for the client; a request that is complete is answered first.
-            waiting = [each for each in self.active_channels.values() if not (each.requests or each.will_close)]
+            # Connections that wait for their client: no request is being answered, no answer being sent.
+            open_ones = self.active_channels.values()
+            waiting = [each for each in open_ones if not (each.requests or each.total_outbufs_len or each.will_close)]
             if waiting:
                 min(waiting, key=lambda channel: channel.creation_time).will_close = True
 
@@ -45,7 +46,7 @@ def listen(app: Dash, port: int) -> Server:
             clear_untrusted_proxy_headers=True,
             # Before the app sees a request the server keeps its body, on disk if it is large: not for long.
             max_request_body_size=MAX_BODY,
-            connection_limit=2 * CONNECTIONS,
+            connection_limit=CONNECTIONS + 40,
             channel_timeout=TIMEOUT,
             cleanup_interval=1,
         )

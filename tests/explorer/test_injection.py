@@ -69,6 +69,15 @@ def test_every_name_is_a_model_of_its_own_and_every_link_leads_to_one(attacked):
         assert targets == {each: each for each in names}
 
 
+def test_a_sentence_that_was_entered_comes_back_as_it_is(attacked):
+    entered = "<b>b</b>|<s>|<img src=x onerror=window.hacked=1>"
+    address = attacked.click(search(model="lens/" + hostile.LENS), "text", entered)
+    assert not set(address) & set("<>\"' ")
+    assert attacked.read(address)[0].text == entered
+    stage = attacked.left(address)[5]
+    assert [link.children for link in stage[1].children] == entered.split("|")
+
+
 def test_the_models_are_prepared(attacked):
     prepare(attacked)
     assert set(attacked.atlases._made) == set(hostile.FOLDERS)
