@@ -6,6 +6,7 @@ Example: headcode explore
 """
 
 import dataclasses
+import secrets
 from pathlib import Path
 
 import tyro
@@ -23,6 +24,8 @@ class Command:
     """A folder with a pretrained transformer, to look at sentences with (needs headcode[hf])."""
     text: str = ""
     """The sentence that the lens starts with."""
+    token: bool = True
+    """Admit browsers that opened the printed address with its token; --no-token admits all users of the machine."""
 
     def run(self) -> None:
         try:
@@ -32,12 +35,14 @@ class Command:
             raise ModuleNotFoundError(
                 "The explorer needs Dash and waitress: pip install 'headcode[explorer]'."
             ) from None
-        from headcode.explorer.app import create_app, serve
+        from headcode.explorer.app import create_app
         from headcode.explorer.catalogue import zoo_models
+        from headcode.explorer.server import serve
 
         if not 0 <= self.port <= 65535:
             raise ValueError(f"--port is a number from 0 to 65535, got {self.port}.")
         if self.text and self.lens is None:
             raise ValueError('--text is read with a lens: headcode explore --lens FOLDER --text "…".')
-        app, explorer = create_app(self.runs or zoo_models(), lens=self.lens, text=self.text)
-        serve(app, explorer, self.port)
+        token = secrets.token_urlsafe(24) if self.token else None
+        app, explorer = create_app(self.runs or zoo_models(), lens=self.lens, text=self.text, token=token)
+        serve(app, explorer, self.port, token)

@@ -1,6 +1,7 @@
 """The explorer: a local web app in which one sees a code decide.
 
-app.py        the Dash app, put together          security.py   headers, hosts, sizes: who may ask what
+app.py        the Dash app, put together          security.py   token, headers, hosts, sizes: who may ask what
+server.py     the web server, on this machine     donors.py     whose code a patch puts in, and what it can show
 catalogue.py  the models that were given, opened  state.py      the address bar: read, checked, written
 puzzles.py    SRAVEN   functions.py  fuzzy logic   sentences.py  the lens
 inside.py     codes, networks, patches            atlas.py      codes of many instances: map and neighbours

@@ -6,7 +6,7 @@ import numpy as np
 from dash import Dash, Input, Output, State, ctx, no_update
 from dash.exceptions import PreventUpdate
 
-from headcode.explorer import figures, functions, puzzles, stage
+from headcode.explorer import donors, figures, functions, puzzles, stage
 from headcode.explorer.atlas import Atlases
 from headcode.explorer.catalogue import Catalogue, Model
 from headcode.explorer.layout import SLOTS
@@ -57,13 +57,12 @@ class Explorer:
                 "1", "The puzzle", "Each feature follows a rule along every row. What is in the last panel?"
             )
             body = stage.puzzle_stage(question, state)
-            patch = stage.patch_card(model, state, question)
         else:
             title = heading(
                 "1", "The function", "Values of a fuzzy-logic function at random points; the last is hidden."
             )
             body = stage.function_stage(question, state)
-            patch = stage.patch_card(model, state, None)
+        patch = donors.patch_card(model, state, question)
         return [classes, top, said, title, stage.source(model, state), body, patch]
 
     def right(self, search: Any, slot: int) -> list[Any]:

@@ -1,5 +1,6 @@
 """The plots, as plain dictionaries for plotly; colours of text and lines come from the page's style sheet."""
 
+import html
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +37,11 @@ def empty(height: int, words: str = "") -> Figure:
     note = {"text": words, "showarrow": False, "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper"}
     nothing = {"visible": False, "fixedrange": True}
     return _figure([], height, annotations=[note] if words else [], xaxis=nothing, yaxis=nothing)
+
+
+def _text(words: Sequence[str]) -> list[str]:
+    """Words as labels that show them as they are: plotly takes tags and entities in labels for markup."""
+    return [html.escape(word, quote=False) for word in words]
 
 
 def _axis(**more: Any) -> dict[str, Any]:
@@ -84,7 +90,7 @@ def code_sheet(codes: np.ndarray, names: Sequence[str], key: int, tokens: Sequen
         "z": [_round(row) for row in codes],
         "x": list(range(codes.shape[1])),
         "y": list(range(1, len(codes) + 1)),
-        "customdata": [list(names) for _ in codes],
+        "customdata": [_text(names) for _ in codes],
         "colorscale": SIGNED,
         "zmin": -limit,
         "zmax": limit,
@@ -104,7 +110,13 @@ def code_sheet(codes: np.ndarray, names: Sequence[str], key: int, tokens: Sequen
         every = -(-len(tokens) // 16)
         shown = list(range(0, len(tokens), every))
         words = [tokens[k] if len(tokens[k]) <= 9 else tokens[k][:8] + "…" for k in shown]
-        across |= {"tickvals": shown, "ticktext": words, "tickangle": -50, "automargin": True, "tickfont": {"size": 11}}
+        across |= {
+            "tickvals": shown,
+            "ticktext": _text(words),
+            "tickangle": -50,
+            "automargin": True,
+            "tickfont": {"size": 11},
+        }
     return _figure(
         [sheet],
         HEIGHTS["sheet"],
@@ -133,7 +145,7 @@ def map_of_codes(
                 "x": _round(points[rows, 0]),
                 "y": _round(points[rows, 1]),
                 "customdata": [int(row) for row in rows],
-                "text": [words[row] for row in rows],
+                "text": _text([words[row] for row in rows]),
                 "marker": {"size": 8, "color": colour, "opacity": 0.85, "line": {"width": 0.5, "color": "#ffffff"}},
                 "hovertemplate": "%{text}<extra></extra>",
             }

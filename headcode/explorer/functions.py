@@ -5,6 +5,7 @@ import functools
 
 import numpy as np
 
+from headcode.analysis.patch import LEAST_DIFFERENCE
 from headcode.explorer.catalogue import Model
 from headcode.explorer.inside import outputs
 from headcode.explorer.state import State
@@ -102,3 +103,21 @@ def donor_of(function: Function, state: State) -> tuple[Function, str] | None:
         terms, inputs = _sample(function.task, state.split, int(rest))
         return dataclasses.replace(function, term_ids=terms, inputs=inputs), f"{state.split} function {int(rest)}"
     return None
+
+
+def expected(function: Function, donor: Function) -> float:
+    """If the answer follows the code: the donor's function at this one's hidden point."""
+    return float(function.task.evaluate(donor.terms, function.inputs[-1:], function.task.t_norm)[0])
+
+
+def uninformative(function: Function, donor: Function, said: float) -> str:
+    """Why a donor cannot show whether the answer follows its code: a sentence, or "" where it can.
+
+    `said` is what the model answers without the patch.
+    """
+    truth, follow = float(function.values[-1]), expected(function, donor)
+    if abs(follow - truth) < LEAST_DIFFERENCE:
+        return f"At the hidden point the two functions differ by less than {LEAST_DIFFERENCE}."
+    if abs(said - follow) < abs(said - truth):
+        return "Without the patch the model's answer is already nearer to the donor's function."
+    return ""

@@ -183,3 +183,19 @@ def expected(puzzle: Puzzle, donor: Puzzle, token: int) -> tuple[int, int] | Non
     where = puzzle.where(puzzle.feature(token))
     before = [int(puzzle.cells[-1, column, place]) for column, place in enumerate(where[:-1])]
     return where[-1], apply_rule(before, rule, puzzle.task.num_values)
+
+
+def uninformative(puzzle: Puzzle, donor: Puzzle, token: int, said: np.ndarray) -> str:
+    """Why a donor cannot show whether the answer follows its code: a sentence, or "" where it can.
+
+    `said` is what the model answers without the patch, (feature,).
+    """
+    follow = expected(puzzle, donor, token)
+    if follow is None:
+        return f"What the donor's rule, {RULE_NAMES[DISTRIBUTE]}, gives is not determined by one row."
+    place, value = follow
+    if not puzzle.edited and value == puzzle.answer[place]:
+        return f"The donor's rule gives {value} on this row, which is the puzzle's own answer."
+    if value == said[place]:
+        return f"The donor's rule gives {value} on this row, which is the model's answer without the patch."
+    return ""

@@ -1,9 +1,11 @@
-"""Who may ask the explorer what: this machine alone, known addresses alone, small and well-formed requests alone."""
+"""Who may ask the explorer what: on this machine, with the token, known addresses, small and well-formed requests."""
 
 import logging
 import re
+import secrets
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 from dash import Dash
 from dash.exceptions import DependencyException
@@ -20,14 +22,14 @@ PARTS = {"output", "outputs", "inputs", "state", "changedPropIds", "parsedChange
 log = logging.getLogger("headcode.explorer")
 
 
-def protect(app: Dash) -> None:
-    """Checks before every request, and headers after it."""
+def protect(app: Dash, token: str | None = None) -> None:
+    """Checks before every request, and headers after it. A token, if there is one, is asked for first."""
     server: Flask = app.server
     server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST
     policy = content_policy(app.csp_hashes())
 
     # Before Dash's own preparations, which run for every request.
-    server.before_request_funcs.setdefault(None, []).insert(0, lambda: _check(app))
+    server.before_request_funcs.setdefault(None, []).insert(0, lambda: _check(app, token))
 
     @server.after_request
     def harden(response: Response) -> Response:
@@ -70,7 +72,7 @@ def content_policy(hashes: Sequence[str]) -> str:
     return "; ".join(f"{name} {value}" for name, value in parts.items())
 
 
-def _check(app: Dash) -> Response | None:
+def _check(app: Dash, token: str | None) -> Response | None:
     # A page of another origin that resolves to this machine still names itself here (DNS rebinding).
     host = re.sub(r":\d{1,5}$", "", request.host or "")
     if host not in HOSTS:
@@ -78,6 +80,8 @@ def _check(app: Dash) -> Response | None:
     origin = request.headers.get("Origin")
     if origin is not None and origin != f"http://{request.host}":
         return _plain("Requests of other origins are refused.", 403)
+    if token is not None and (answer := _admit(token)) is not None:
+        return answer
     if PATHS.fullmatch(request.path) is None or any(part in request.path for part in ("..", "//", "\\")):
         return _plain("There is nothing at this address.", 404)
     if request.path != CALLBACKS:
@@ -91,6 +95,24 @@ def _check(app: Dash) -> Response | None:
     except RecursionError:
         body = None
     return None if (complaint := _malformed(app, body)) is None else _plain(complaint, 400)
+
+
+def _admit(token: str) -> Response | None:
+    """None for a request with the cookie. The printed address sets it, and redirects to the address without token."""
+    # Cookies know hosts but not ports: by its name each explorer on this machine finds its own.
+    cookie = f"headcode-explorer-{request.host.rpartition(':')[2]}"
+    if request.method == "GET" and request.path == "/" and _same(request.args.get("token"), token):
+        rest = urlencode([each for each in request.args.items(multi=True) if each[0] != "token"])
+        answer = Response(status=303, headers={"Location": f"/?{rest}" if rest else "/", "Cache-Control": "no-store"})
+        answer.set_cookie(cookie, token, httponly=True, samesite="Strict")
+        return answer
+    if _same(request.cookies.get(cookie), token):
+        return None
+    return _plain("Open the address that headcode explore printed when it started: it ends with a token.", 403)
+
+
+def _same(given: str | None, token: str) -> bool:
+    return given is not None and secrets.compare_digest(given.encode("utf-8", "replace"), token.encode())
 
 
 def _malformed(app: Dash, body: Any) -> str | None:

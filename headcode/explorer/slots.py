@@ -11,6 +11,7 @@ from dash import html
 from headcode.explorer import figures, functions, inside, puzzles
 from headcode.explorer.atlas import Atlas, Atlases, alike, plane_of
 from headcode.explorer.catalogue import COMPUTING, Model
+from headcode.explorer.donors import donor_of, uninformative
 from headcode.explorer.figures import Figure
 from headcode.explorer.functions import Function
 from headcode.explorer.panels import position_names
@@ -48,7 +49,7 @@ def task_slot(model: Model, atlases: Atlases, state: State, question: Puzzle | F
     """A model on a puzzle or a function."""
     state = state.change(layer=min(state.layer, model.limits.layers - 1))
     found = inside.look(model, question.x)
-    donor = _donor(question, state)
+    donor = donor_of(question, state)
     given = None if donor is None else inside.look(model, donor[0].x)
     patch = None
     if donor is not None:
@@ -79,12 +80,6 @@ def task_slot(model: Model, atlases: Atlases, state: State, question: Puzzle | F
         network=figures.networks(weights),
         network_note=f"The code turns {model.method}'s weights into this pair's own network: {kind}.",
     )
-
-
-def _donor(question: Puzzle | Function, state: State) -> tuple[Any, str] | None:
-    if isinstance(question, Puzzle):
-        return puzzles.donor_of(question, state)
-    return functions.donor_of(question, state)
 
 
 def titles(method: str, lens: bool = False) -> list[Piece]:
@@ -145,7 +140,8 @@ def puzzle_answer(
         return [note("Hidden until you show the answers.", "waiting")]
     names = position_names(puzzle.task.num_features, puzzle.task.num_values)
     rows: list[Piece] = []
-    follow = None if donor is None else puzzles.expected(puzzle, donor[0], state.query)
+    nothing = "" if donor is None else uninformative(puzzle, donor[0], state.query, found)
+    follow = None if donor is None or nothing else puzzles.expected(puzzle, donor[0], state.query)
     for place, name in enumerate(names):
         truth = None if puzzle.edited else int(puzzle.answer[place])
         rows += strip(found.probabilities[place].tolist(), truth=truth, label=name)
@@ -162,7 +158,8 @@ def puzzle_answer(
         pieces.append(note(badge(f"It says {' '.join(map(str, guesses))}.", "unsure"), "verdict"))
     pieces.append(html.Div(rows, className="strips"))
     if patch is not None and donor is not None:
-        pieces.append(_patch_words(puzzle, guesses, patch.probabilities.argmax(1), follow, donor[1], names))
+        after = patch.probabilities.argmax(1)
+        pieces.append(_patch_words(puzzle, guesses, after, follow, nothing, donor[1], names))
     elif not puzzle.edited:
         pieces.append(html.Div([html.Span("truth", className="mark true")], className="legend"))
     return pieces
@@ -173,6 +170,7 @@ def _patch_words(
     before: np.ndarray,
     after: np.ndarray,
     follow: tuple[int, int] | None,
+    nothing: str,
     source: str,
     names: Sequence[str],
 ) -> Piece:
@@ -180,12 +178,14 @@ def _patch_words(
     first = f"Code from {source}: " + (", ".join(changed) if changed else "the answer stays") + "."
     marks = [] if puzzle.edited else [html.Span("truth", className="mark true")]
     if follow is None:
-        return html.Div([html.P(first, className="note patch-result"), html.Div(marks, className="legend")])
-    place, value = follow
-    marks.append(html.Span(f"the donor's rule on this row gives {value}", className="mark follow"))
-    words = "follows the code" if after[place] == value else "does not follow the code"
-    verdict = badge(f"The answer {words}.", "good" if after[place] == value else "unsure")
-    return html.Div([html.P([verdict, " ", first], className="note patch-result"), html.Div(marks, className="legend")])
+        verdict: list[Piece] = [badge("Uninformative.", "unsure"), f" {nothing} "]
+    else:
+        place, value = follow
+        marks.append(html.Span(f"the donor's rule on this row gives {value}", className="mark follow"))
+        follows = after[place] == value
+        words = "follows the code" if follows else "does not follow the code"
+        verdict = [badge(f"The answer {words}.", "good" if follows else "unsure"), " "]
+    return html.Div([html.P([*verdict, first], className="note patch-result"), html.Div(marks, className="legend")])
 
 
 def function_answer(
@@ -198,8 +198,7 @@ def function_answer(
     marks = [("truth", truth, "true"), ("model", said, "model")]
     if patch is not None and donor is not None:
         marks.append(("patched", float(patch.output[0, 0]), "patched"))
-        wanted = function.task.evaluate(donor[0].terms, function.inputs[-1:], function.task.t_norm)
-        marks.append(("donor's f here", float(wanted[0]), "follow"))
+        marks.append(("donor's f here", functions.expected(function, donor[0]), "follow"))
     rows = []
     for name, value, kind in marks:
         width = {"width": f"{100 * min(max(value, 0.0), 1.0):.1f}%"}
@@ -211,9 +210,13 @@ def function_answer(
     pieces: list[Piece] = [note(badge(words, kind), "verdict"), html.Div(rows, className="scales")]
     if patch is not None and donor is not None:
         after = float(patch.output[0, 0])
-        nearer = abs(after - marks[3][1]) < abs(after - truth)
-        verdict = "nearer to the donor's function" if nearer else "nearer to this function"
-        pieces.append(note(f"Code from {donor[1]}: {said:.3f} → {after:.3f}, {verdict}.", "patch-result"))
+        first = f"Code from {donor[1]}: {said:.3f} → {after:.3f}"
+        if nothing := uninformative(function, donor[0], state.query, found):
+            pieces.append(note([badge("Uninformative.", "unsure"), f" {nothing} {first}."], "patch-result"))
+        else:
+            nearer = abs(after - marks[3][1]) < abs(after - truth)
+            verdict = "nearer to the donor's function" if nearer else "nearer to this function"
+            pieces.append(note(f"{first}, {verdict}.", "patch-result"))
     return pieces
 
 

@@ -1,4 +1,4 @@
-"""The left side of the page: the question. A puzzle, a function or a sentence, how to choose it, and the patch."""
+"""The left side of the page: the question. A puzzle, a function or a sentence, and how to choose it."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from headcode.explorer import functions, puzzles
 from headcode.explorer.catalogue import Catalogue, Model
 from headcode.explorer.functions import Function
 from headcode.explorer.panels import panel, position_names
-from headcode.explorer.parts import Piece, badge, button, choices, heading, link, menu, note
+from headcode.explorer.parts import Piece, badge, button, choices, link, menu, note
 from headcode.explorer.puzzles import Puzzle
-from headcode.explorer.state import MAX_INSTANCE, State
+from headcode.explorer.state import MAX_INSTANCE, State, start
 from headcode.tasks import RULE_NAMES
 from headcode.tasks.render import formula
 
@@ -31,7 +31,7 @@ def top(catalogue: Catalogue, state: State) -> list[Piece]:
         # A model of the same task keeps the question; another task starts afresh.
         kept = state.change(model=name, other="" if name == state.other else state.other, layer=0)
         most = catalogue.limits[name].layers - 1
-        target = kept.change(layer=min(state.layer, most)).search() if same else f"?model={name}"
+        target = kept.change(layer=min(state.layer, most)).search() if same else start(name)
         models.append((name, target, name == state.model))
     pieces = [menu("model", state.model, models, "choose-model")]
     peers = catalogue.peers[state.model]
@@ -316,60 +316,6 @@ def function_stage(function: Function, state: State) -> list[Piece]:
     pieces += [html.H3("The truth"), html.P(f"f = {function.formula}", className="formula")]
     where = ", ".join(f"x{v + 1} = {x:.2f}" for v, x in enumerate(function.inputs[-1]))
     pieces.append(note(f"At the hidden point ({where}) it is {function.values[-1]:.3f}."))
-    return pieces
-
-
-def patch_card(model: Model, state: State, puzzle: Puzzle | None) -> list[Piece]:
-    """Whose code is put in, where."""
-    explained = "Put another question's code in place of this one's: does the answer follow?"
-    pieces: list[Piece] = [heading("⇄", "Patch the code", explained)]
-    options: list[tuple[str, str, bool]] = [("no patch", state.link(donor=""), not state.donor)]
-    task: Any = model.task
-    if puzzle is not None:
-        mine = puzzle.rule(state.query)
-        for rule in model.limits.donor_rules:
-            donor = f"rule-{rule}"
-            if rule != mine or state.donor == donor:
-                words = f"this puzzle, with the rule {RULE_NAMES[rule]}"
-                options.append((words, state.link(donor=donor, shown=True), state.donor == donor))
-    else:
-        for terms in task.compositions[task.split_compositions[state.split or model.limits.split]].tolist():
-            donor = f"terms-{'.'.join(map(str, terms))}"
-            words = formula(task.term_bits(np.array(terms)))
-            options.append((words, state.link(donor=donor, shown=True), state.donor == donor))
-    instances = [f"n-{min(state.n + step, MAX_INSTANCE)}" for step in (1, 2, 3)]
-    # A donor stays when another question is opened: then it is none of the next ones, and still has a name.
-    if state.donor.startswith("n-") and state.donor not in instances:
-        instances.append(state.donor)
-    for donor in instances:
-        words = f"{state.split} instance {donor[2:]}"
-        options.append((words, state.link(donor=donor, shown=True), state.donor == donor))
-    if not any(chosen for _, _, chosen in options):
-        words = formula(task.term_bits(np.array([int(term) for term in state.donor[6:].split(".")])))
-        options.append((words, state.link(), True))
-    current = next(words for words, _, chosen in options if chosen)
-    pieces.append(menu("code from", current, options, "choose-donor"))
-    if state.donor:
-        pieces.append(
-            choices(
-                "keys",
-                [
-                    ("all keys", state.link(swap="all"), state.swap == "all"),
-                    ("the key", state.link(swap="key"), state.swap == "key"),
-                ],
-                "swap",
-            )
-        )
-        pieces.append(
-            choices(
-                "layers",
-                [
-                    (f"layer {state.layer + 1}", state.link(deep=False), not state.deep),
-                    ("all layers", state.link(deep=True), state.deep),
-                ],
-                "deep",
-            )
-        )
     return pieces
 
 

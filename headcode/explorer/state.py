@@ -114,6 +114,11 @@ class State:
         return "?" + urlencode(words)
 
 
+def start(model: str, **words: str) -> str:
+    """The address of a model's start page."""
+    return "?" + urlencode({"model": model, **words}, safe="/")
+
+
 def _word(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"

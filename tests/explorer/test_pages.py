@@ -8,6 +8,7 @@ import plotly.utils
 import pytest
 import torch
 from dash.exceptions import PreventUpdate
+from live import words_of
 
 from headcode.analysis.runs import predict
 from headcode.explorer import inside, puzzles
@@ -30,15 +31,6 @@ STATES = [
     "?model=zoo/logic-softmax&other=zoo/logic-hyla&terms=3.12&shown=1&axes=0.3&point=0.1_0.2_0.3_0.4",
     "?model=zoo/logic-hyla&split=novel&n=5&shown=1&around=all&query=2&key=30&donor=terms-1.4",
 ]
-
-
-def words_of(piece):
-    """All text in components, as one string."""
-    if isinstance(piece, str):
-        return piece
-    if isinstance(piece, list | tuple):
-        return " ".join(map(words_of, piece))
-    return words_of(getattr(piece, "children", None) or "")
 
 
 @pytest.mark.parametrize("search", STATES)

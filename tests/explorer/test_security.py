@@ -52,6 +52,7 @@ def test_headers(client):
         assert "unsafe" not in policy["script-src"] and "http" not in policy["script-src"]
         assert policy["base-uri"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["X-Frame-Options"] == "DENY"
         assert answer.headers["Referrer-Policy"] == "no-referrer"
 
 
@@ -197,3 +198,72 @@ def test_a_failure_inside_is_one_line_without_details(app, client, monkeypatch, 
     assert answer.status_code == 500 and answer.text == "The explorer could not answer; the terminal says why.\n"
     monkeypatch.undo()
     assert alive(client)
+
+
+TOKEN = "kT3-_" * 6
+EVERYTHING = [
+    "/",
+    "/?model=zoo/logic-hyla",
+    "/_dash-layout",
+    "/_dash-dependencies",
+    "/_dash-update-component",
+    "/_favicon.ico",
+    "/assets/explorer.css",
+    "/_dash-component-suites/dash/dcc/dash_core_components.js",
+    "/nothing",
+]
+
+
+@pytest.fixture(scope="module")
+def guarded():
+    """An explorer with a token."""
+    from headcode.explorer.app import create_app
+
+    return create_app(["zoo/logic-hyla"], token=TOKEN)[0].server
+
+
+def status(answer):
+    assert answer.mimetype != "text/plain" or answer.text.count("\n") == 1
+    return answer.status_code
+
+
+@pytest.mark.parametrize("path", EVERYTHING)
+@pytest.mark.parametrize(
+    "cookie", [None, "", "wrong", TOKEN[:-1], TOKEN + "x", TOKEN.lower(), "\xe9", f"headcode-explorer-8051={TOKEN}"]
+)
+def test_without_the_cookie_nothing_is_answered(guarded, path, cookie):
+    client = guarded.test_client(use_cookies=False)
+    given = cookie if cookie is None or "=" in cookie else f"headcode-explorer-8050={cookie}"
+    headers = {} if given is None else {"Cookie": given}
+    answer = get(client, path, headers=headers)
+    assert status(answer) == 403 and answer.text.startswith("Open the address that headcode explore printed")
+    assert status(post(client, call(), headers=headers)) == 403
+
+
+@pytest.mark.parametrize("wrong", ["/?token=", "/?token=wrong", f"/_dash-layout?token={TOKEN}", "/?token=%ff%00é"])
+def test_a_token_opens_nothing_but_the_page_and_only_if_it_is_right(guarded, wrong):
+    answer = get(guarded.test_client(), wrong)
+    assert status(answer) == 403 and "Set-Cookie" not in answer.headers
+
+
+def test_the_token_sets_a_cookie_and_leads_to_the_address_without_it(guarded):
+    client = guarded.test_client()
+    answer = get(client, f"/?model=zoo/logic-hyla&token={TOKEN}&n=3%26")
+    assert answer.status_code == 303 and TOKEN not in answer.headers["Location"] and TOKEN not in answer.text
+    assert answer.headers["Location"] == "/?model=zoo%2Flogic-hyla&n=3%26"
+    assert answer.headers["Cache-Control"] == "no-store"
+    parts = answer.headers["Set-Cookie"].split("; ")
+    assert parts[0] == f"headcode-explorer-8050={TOKEN}"
+    assert sorted(parts[1:]) == ["HttpOnly", "Path=/", "SameSite=Strict"]
+    # With the cookie that it has now, the client is answered as without a token.
+    expected = {"/nothing": 404, "/_dash-update-component": 405}
+    for path in EVERYTHING:
+        answer = get(client, path)
+        assert answer.status_code == expected.get(path, 200), path
+        assert TOKEN.encode() not in answer.data
+    assert post(client, call("?model=zoo/logic-hyla")).status_code == 200
+    # Host and origin are asked for all the same.
+    assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
+    assert post(client, call(), headers={"Origin": "http://evil.example"}).status_code == 403
+    # Another explorer on another port has a cookie of another name.
+    assert client.get("/", base_url="http://127.0.0.1:8051").status_code == 403
