@@ -206,8 +206,8 @@ def table_of(states: list[RunState], number: int) -> Any:
         table.add_column(name, justify="right", min_width=max(map(len, (name, *(row[1][index] for row in rows)))))
     table.add_column("last scores", ratio=1)
     for state, figures, scores in rows:
-        name = Text(state.run.name.replace(",", ", "), overflow="fold")
-        table.add_row(name, Text(state.state, style=_COLOURS.get(state.state, "dim")), *figures, Text(scores))
+        folded = Text(state.run.name.replace(",", ", "), overflow="fold")
+        table.add_row(folded, Text(state.state, style=_COLOURS.get(state.state, "dim")), *figures, Text(scores))
     if len(shown) < len(states):
         table.add_row(Text(f"… and {len(states) - len(shown)} more", style="dim"))
     return table
