@@ -1,9 +1,11 @@
 """Models as folders: `config.json` and `model.safetensors`, nothing that can run code."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from headcode.nn.config import ModelConfig
 from headcode.nn.transformer import Transformer
@@ -40,17 +42,23 @@ def load_model(folder: str | Path) -> Transformer:
         raise ValueError(f"{folder / WEIGHTS_FILE} is damaged: {error}.") from None
     with torch.device("meta"):  # the shapes are compared before any memory is taken for them
         skeleton = Transformer(config)
-    expected = {name: tuple(tensor.shape) for name, tensor in skeleton.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    if expected != found:
-        wrong = sorted(set(expected.items()) ^ set(found.items()))[0][0]
-        raise ValueError(f"{folder / WEIGHTS_FILE} does not belong to its {CONFIG_FILE}: {wrong} differs.")
-    dtypes = {tensor.dtype for tensor in state.values()}
-    if len(dtypes) != 1 or not (dtype := dtypes.pop()).is_floating_point:
-        raise ValueError(f"{folder / WEIGHTS_FILE} must hold floating-point numbers of one kind.")
+    dtype = check_weights(skeleton, state, folder / WEIGHTS_FILE)
     model = Transformer(config).to(dtype)
     model.load_state_dict(state)
     return model.eval()
+
+
+def check_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> torch.dtype:
+    """The weights of a file are those of this model, by name and shape, and have one dtype, which is returned."""
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    if expected != found:
+        wrong = sorted(set(expected.items()) ^ set(found.items()))[0][0]
+        raise ValueError(f"{path} does not belong to its {CONFIG_FILE}: {wrong:.200} differs.")
+    dtypes = {tensor.dtype for tensor in state.values()}
+    if len(dtypes) != 1 or not (dtype := dtypes.pop()).is_floating_point:
+        raise ValueError(f"{path} must hold floating-point numbers of one kind.")
+    return dtype
 
 
 def _write(path: Path, content: bytes) -> None:
