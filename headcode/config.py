@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from headcode.files import parse_json, read_json
+
 C = TypeVar("C", bound="Config")
 
 
@@ -58,36 +60,16 @@ class Config:
 
     @classmethod
     def from_json(cls: type[C], text: str) -> C:
-        try:
-            values = json.loads(text, object_pairs_hook=_without_duplicates)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{cls.__name__} is not valid JSON: {error}.") from None
-        except RecursionError:
-            raise ValueError(
-                f"{cls.__name__} is not valid JSON for a configuration: it is nested too deeply."
-            ) from None
-        return cls.from_dict(values)
+        return cls.from_dict(parse_json(text, cls.__name__))
 
     @classmethod
     def load(cls: type[C], path: str | Path) -> C:
-        try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except UnicodeDecodeError:
-            raise ValueError(f"{path} is not text in UTF-8.") from None
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"The key {twice!r} stands twice in the JSON; keep one.")
-    return values
+        return cls.from_dict(read_json(path))
 
 
 def _unknown_keys(cls: type, unknown: list[str]) -> str:
     allowed = ", ".join(field.name for field in dataclasses.fields(cls))
-    return f"{cls.__name__} has no field {', '.join(map(repr, unknown))}; it has: {allowed}."
+    return f"{cls.__name__} has no field {', '.join(map(repr, unknown)):.200}; it has: {allowed}."
 
 
 def _coerce(value: Any, annotation: Any, name: str) -> Any:
@@ -105,7 +87,7 @@ def _coerce(value: Any, annotation: Any, name: str) -> Any:
         raise errors[0] if len(errors) == 1 else _wrong(name, annotation, value)
     if origin is typing.Literal:
         if value not in arguments or isinstance(value, bool) != any(isinstance(a, bool) for a in arguments):
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, arguments))}, got {value!r}.")
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, arguments))}, got {value!r:.100}.")
         return value
     if origin is tuple:
         if not isinstance(value, (tuple, list)):
@@ -137,4 +119,4 @@ def _coerce(value: Any, annotation: Any, name: str) -> Any:
 
 def _wrong(name: str, annotation: Any, value: Any) -> ValueError:
     wanted = getattr(annotation, "__name__", None) if typing.get_origin(annotation) is None else None
-    return ValueError(f"{name} must be {wanted or str(annotation)}, got {value!r} ({type(value).__name__}).")
+    return ValueError(f"{name} must be {wanted or str(annotation)}, got {value!r:.100} ({type(value).__name__}).")

@@ -15,6 +15,9 @@ from headcode.config import Config
 from headcode.nn import ModelConfig
 from headcode.tasks import TASKS, FuzzyLogic, LanguageModelling, SRaven, Task
 
+MOST_TOKENS = 2**28
+"""Tokens of one forward pass, on all processes together: far beyond what any machine computes at once."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizationConfig(Config):
@@ -109,6 +112,12 @@ class RunConfig(Config):
             )
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ValueError(f"ema_decay must lie between 0 and 1, or be None for no average, got {self.ema_decay}.")
+        at_once = max(self.batch_size // self.accumulate, self.eval_batch_size) * self.task.sequence_length
+        if at_once > MOST_TOKENS:
+            raise ValueError(
+                f"At most {MOST_TOKENS:,} tokens are computed at once, and this run has {at_once:,} (batch_size, "
+                f"divided by accumulate, or eval_batch_size, times the sequence length): use smaller ones."
+            )
         if self.hint and not self.task.questions:
             raise ValueError(f"The task {self.task.name} has no hints to give: use hint=0, got {self.hint}.")
         derived = _derived(self.task, self.hint)
@@ -131,8 +140,8 @@ class RunConfig(Config):
         task = values.get("task") if isinstance(values, Mapping) else None
         if isinstance(task, Mapping):
             name = task.get("name")
-            if name not in TASKS:
-                raise ValueError(f"RunConfig.task must have a name out of {', '.join(TASKS)}, got {name!r}.")
+            if not isinstance(name, str) or name not in TASKS:
+                raise ValueError(f"RunConfig.task must have a name out of {', '.join(TASKS)}, got {name!r:.100}.")
             settings = {key: value for key, value in task.items() if key != "name"}
             values = {**values, "task": TASKS[name].from_dict(settings)}
         return super().from_dict(values)

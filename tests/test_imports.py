@@ -10,7 +10,8 @@ import headcode
 ROOT = Path(headcode.__file__).parent
 # Each room may import from itself and from rooms in earlier rows.
 ROWS = [
-    {"config", "jit", "version"},
+    {"files", "jit", "version"},
+    {"config"},
     {"tasks", "ops"},
     {"nn"},
     {"interop"},

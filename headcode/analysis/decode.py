@@ -7,9 +7,8 @@ network, the position alone, and the same decoder on the residual stream.
 
 import csv
 import dataclasses
-import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 from headcode.analysis.codes import Keys, capture, codes_of, layers_of
 from headcode.analysis.files import Arrays
 from headcode.analysis.runs import UNTRAINED, check_split, open_run
+from headcode.files import read_json
 from headcode.tasks import FuzzyLogic, SRaven, Task
 from headcode.train.files import replace_file, to_json
 from headcode.version import __version__
@@ -273,17 +273,24 @@ def write_csv(rows: Sequence[dict[str, Any]], path: str | Path) -> Path:
     return path
 
 
-def read_result(path: str | Path) -> dict[str, Any]:
-    """A JSON file with `card` and `rows`, as `write_decoding` and its neighbours write."""
+def read_result(path: str | Path, columns: Mapping[str, Callable[[Any], bool]] | None = None) -> dict[str, Any]:
+    """A JSON file with `card` and `rows`, as `write_decoding` and its neighbours write.
+
+    Every row must have these columns, with values that pass their test.
+    """
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path} does not exist.")
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise ValueError(f"{path} is not valid JSON.") from None
-    if not isinstance(found, dict) or not {"card", "rows"} <= set(found):
+    found = read_json(path)
+    rows = found.get("rows") if isinstance(found, dict) and isinstance(found.get("card"), dict) else None
+    if not isinstance(rows, list) or not rows:
         raise ValueError(f"{path} must hold an object with card and rows.")
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise ValueError(f"Row {number} of {path} is not an object.")
+        for column, is_valid in (columns or {}).items():
+            if not is_valid(row.get(column)):
+                raise ValueError(f"Row {number} of {path} has no valid {column}.")
     return found
 
 

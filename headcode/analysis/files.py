@@ -17,6 +17,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
+from headcode.files import array_header, check_expansion, open_npz, parse_json
+
 CARD = "card"
 FORMATS = (".npz", ".parquet")
 
@@ -157,49 +159,51 @@ def open_arrays(path: str | Path) -> Arrays:
     if not path.is_file():
         raise ValueError(f"{path} does not exist; make it with headcode codes.")
     check_ending(path)
-    try:
-        return _open_npz(path) if path.suffix == ".npz" else _open_parquet(path)
-    except (zipfile.BadZipFile, struct.error, EOFError, KeyError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is damaged or was not written by headcode: {error}.") from None
+    return _open_npz(path) if path.suffix == ".npz" else _open_parquet(path)
 
 
 def _open_npz(path: Path) -> Arrays:
     arrays: dict[str, np.ndarray] = {}
-    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+    with open_npz(path, "is damaged or was not written by headcode") as (archive, _), path.open("rb") as file:
         for member in archive.infolist():
             if member.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"{path} has compressed members; headcode writes them stored.")
+                raise ValueError("it has compressed members; headcode writes them stored")
             file.seek(member.header_offset)
             name_length, extra_length = struct.unpack("<26xHH", file.read(30))
             file.seek(name_length + extra_length, os.SEEK_CUR)
-            version = npy.read_magic(file)
-            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, fortran, dtype = read(file)
-            if dtype.hasobject:
-                raise ValueError(f"{path} holds pickled objects, which are never loaded.")
+            shape, fortran, dtype = array_header(file, member.file_size)
             name = member.filename.removesuffix(".npy")
             if shape == () or 0 in shape:
                 arrays[name] = np.fromfile(file, dtype, int(np.prod(shape))).reshape(shape)
             else:
                 order = "F" if fortran else "C"
                 arrays[name] = np.memmap(path, dtype, "r", file.tell(), shape, order)  # type: ignore[call-overload]
-    return Arrays(arrays, json.loads(str(arrays.pop(CARD))))
+        return Arrays(arrays, _card(parse_json(str(arrays.pop(CARD)), "its card")))
 
 
 def _open_parquet(path: Path) -> Arrays:
-    pa, pq = _pyarrow()
+    _, pq = _pyarrow()
     try:
         file = pq.ParquetFile(path)
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{path} is not a Parquet file: {error}.") from None
-    about = json.loads((file.metadata.metadata or {})[b"headcode"])
-    arrays = {}
-    for name, shape in about["shapes"].items():
-        column = file.read([name]).column(0).combine_chunks()
-        flat = column.flatten() if shape else column
-        arrays[name] = flat.to_numpy(zero_copy_only=False).reshape(len(column), *shape)
-    constants = {name: np.array(values) for name, values in about["constants"].items()}
-    return Arrays({**constants, **arrays}, about["card"])
+        widths = [getattr(field.type, "list_size", 1) for field in file.schema_arrow]
+        check_expansion(path.stat().st_size, 8 * sum(widths) * file.metadata.num_rows)
+        about = parse_json(file.metadata.metadata[b"headcode"].decode(), "its description")
+        arrays = {}
+        for name, shape in about["shapes"].items():
+            column = file.read([name]).column(0).combine_chunks()
+            flat = column.flatten() if shape else column
+            arrays[name] = flat.to_numpy(zero_copy_only=False).reshape(len(column), *shape)
+        constants = {name: np.array(values) for name, values in about["constants"].items()}
+        return Arrays({**constants, **arrays}, _card(about["card"]))
+    except Exception as error:  # Arrow has an error of its own for each thing that can be wrong
+        reason = " ".join(str(error).split()).rstrip(".")[:200]
+        raise ValueError(f"{path} is not a Parquet file, or was not written by headcode: {reason}.") from error
+
+
+def _card(card: Any) -> dict[str, Any]:
+    if not isinstance(card, dict):
+        raise ValueError("its card is no JSON object")
+    return card
 
 
 def _member(name: str) -> str:

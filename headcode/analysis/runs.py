@@ -15,6 +15,7 @@ from headcode.tasks import Batch, FuzzyLogic, Task
 from headcode.train.checkpoint import choose_checkpoint, find_run, list_checkpoints, load_from
 from headcode.train.folder import read_run_config
 from headcode.train.randomness import seed_of
+from headcode.train.runtime import check_memory
 
 UNTRAINED = "untrained"
 SOLVED_R2 = 0.95
@@ -65,10 +66,12 @@ def open_run(path: str | Path, checkpoint: str = "last", *, inputs: str | None =
 
 def untrained_model(config: RunConfig) -> Transformer:
     """The weights that the run started from: a function of its configuration and seed."""
+    dtype = torch.float64 if config.precision == "float64" else torch.float32
+    check_memory(config.model.num_parameters, dtype)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(config.seed, "weights"))
         model = Transformer(config.model)
-    return model.to(torch.float64 if config.precision == "float64" else torch.float32).eval()
+    return model.to(dtype).eval()
 
 
 def checkpoints_of(path: str | Path) -> list[str]:

@@ -30,6 +30,9 @@ COMMANDS = {
     "info": "Parameters, shapes and FLOPs of a checkpoint.",
 }
 
+LONGEST_SENTENCE = 2000
+"""Characters of an error that are shown: it may quote a file."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point. A user's mistake ends with exit code 2 and one sentence, never a traceback."""
@@ -61,10 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("headcode: interrupted.", file=sys.stderr)
         raise SystemExit(130) from None
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        if os.environ.get("HEADCODE_TRACEBACK"):
+    except (ValueError, OSError, ModuleNotFoundError, MemoryError, RuntimeError) as error:
+        sentence = _out_of_memory(error) if isinstance(error, (MemoryError, RuntimeError)) else _one_line(error)
+        if sentence is None or os.environ.get("HEADCODE_TRACEBACK"):
             raise
-        _fail(_one_line(error))
+        _fail(sentence)
 
 
 def parse_with_tyro(cls: type, name: str, doc: str, arguments: list[str]):  # type: ignore[no-untyped-def]
@@ -84,11 +88,20 @@ def parse_with_tyro(cls: type, name: str, doc: str, arguments: list[str]):  # ty
         _fail(words or f"headcode {name} could not read its arguments; see headcode {name} --help.")
 
 
+def _out_of_memory(error: Exception) -> str | None:
+    """A sentence for an allocation that failed, torch's included; None for every other error."""
+    words = _one_line(error)
+    if isinstance(error, MemoryError) or "allocate memory" in words or "out of memory" in words:
+        return f"There is not enough memory for this; use smaller sizes ({words[:200]})."
+    return None
+
+
 def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         where = f": {error.filename}" if error.filename else ""
         return f"{error.strerror}{where}"
-    return " ".join(str(error).split()) or type(error).__name__
+    words = " ".join(str(error).split()) or type(error).__name__
+    return words if len(words) <= LONGEST_SENTENCE else f"{words[:LONGEST_SENTENCE]} …"
 
 
 def _fail(sentence: str) -> None:

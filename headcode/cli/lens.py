@@ -13,6 +13,7 @@ import tyro
 
 from headcode.cli._training import Switch, print_json
 from headcode.cli.codes import Numbers
+from headcode.files import read_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +47,7 @@ class Command:
 
         if not self.text.is_file():
             raise ValueError(f"{self.text} does not exist; --text takes a text file.")
-        try:
-            text = self.text.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise ValueError(f"{self.text} is not a UTF-8 text file.") from None
+        text = read_text(self.text)
         _quiet_loading()
         reading = read_model(self.model, text, layers=self.layers, max_tokens=self.max_tokens)
         rows = [

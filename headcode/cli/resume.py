@@ -14,7 +14,7 @@ import tyro
 from headcode.cli._training import Trackers, carry_out
 from headcode.train import Runtime
 from headcode.train.checkpoint import find_run
-from headcode.train.folder import read_environments, read_run_config
+from headcode.train.folder import ENVIRONMENT_FILE, read_environments, read_run_config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,11 @@ class Command(Trackers):
     def _runtime(self) -> Runtime:
         starts = read_environments(self.run_folder)
         before: dict[str, Any] = {}
-        if starts and isinstance(starts[-1].get("runtime"), dict):
+        if starts and "runtime" in starts[-1]:
             before = {**starts[-1]["runtime"], "threads": starts[-1].get("threads")}
         given = {name: getattr(self, name) for name in ("device", "threads", "compile", "fsdp")}
-        return Runtime.from_dict(before | {name: value for name, value in given.items() if value is not None})
+        try:
+            runtime = Runtime.from_dict(before)
+        except ValueError as error:
+            raise ValueError(f"{self.run_folder / ENVIRONMENT_FILE} has no valid runtime: {error}") from None
+        return runtime.replace(**{name: value for name, value in given.items() if value is not None})

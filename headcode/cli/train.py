@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import tyro
 
 from headcode.cli._training import Switch, Trackers, carry_out, print_json
+from headcode.files import parse_json
 from headcode.presets import (
     DEFAULT_PRESETS,
     PRESETS,
@@ -154,8 +155,8 @@ def _as_text(kind: Any) -> bool:
 
 def _from_text(name: str, text: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
+        return parse_json(text)
+    except ValueError:
         raise ValueError(f"--{name.replace('_', '-')} takes JSON, for example 0.5 or [[0, 1], [1000, 0]].") from None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from headcode.experiments.base import Row
+from headcode.files import read_bytes
 from headcode.presets import RunConfig, fields_of, get_field
 from headcode.sweep import config_hash
 from headcode.sweep.status import is_finished, result_row
@@ -29,7 +30,7 @@ def keep(rows: Iterable[Row], kept: Path) -> int:
             continue
         target.mkdir(parents=True, exist_ok=True)
         for name in FILES:
-            replace_file(target / name, (run / name).read_bytes())
+            replace_file(target / name, read_bytes(run / name))
         added += 1
     return added
 

@@ -4,8 +4,6 @@ Their kernels are (in, out); those of queries, keys and values (in, head, dim), 
 """
 
 import re
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headcode.files import read_npz
 from headcode.nn import ModelConfig, Transformer
 from headcode.nn.checks import resolve_method
 from headcode.ops import METHODS
@@ -187,11 +186,7 @@ def _get(arrays: dict[str, np.ndarray], path: str, axes: int | None = None) -> n
 
 def _read(params: Mapping[str, Any] | str | Path) -> dict[str, np.ndarray]:
     if isinstance(params, (str, Path)):
-        try:
-            with np.load(params, allow_pickle=False) as file:
-                values = {str(name): file[name] for name in file.files}
-        except (ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-            raise ValueError(f"{params} is not an .npz file of arrays: {error}.") from None
+        values: dict[str, Any] = dict(read_npz(params))
     elif isinstance(params, Mapping):
         values = {str(name): value for name, value in params.items()}
     else:

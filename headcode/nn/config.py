@@ -15,8 +15,12 @@ from headcode.nn.checks import (
 )
 from headcode.nn.feedforward import FEEDFORWARDS
 from headcode.nn.position import POSITIONS
-from headcode.ops import POOLINGS
+from headcode.ops import POOLINGS, VALUE_NETS
 from headcode.ops.checks import check_choice
+
+MOST_LAYERS = 4096
+MOST_PARAMETERS = 10**12
+"""A bound that no real model reaches: a configuration beyond it is a slip, or comes from a damaged or hostile file."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,6 +90,8 @@ class ModelConfig(Config):
         optional = ("input_dim", "vocab_size", "output_dim", "position_period")
         given = [name for name in optional if getattr(self, name) is not None]
         check_sizes({name: getattr(self, name) for name in (*names, *given)})
+        if self.num_layers > MOST_LAYERS:
+            raise ValueError(f"num_layers must be at most {MOST_LAYERS:,}, got {self.num_layers:,}.")
         norm, value_net = resolve_method(self.method, self.norm, self.value_net)
         check_choice("pooling", self.pooling, POOLINGS)
         check_choice("feedforward", self.feedforward, FEEDFORWARDS)
@@ -106,6 +112,36 @@ class ModelConfig(Config):
             )
         ):
             raise ValueError(f"recurrent=True is not possible: {reason}.")
+        if self.num_parameters > MOST_PARAMETERS:
+            widths = ", ".join(f"{name}={getattr(self, name):,}" for name in (*names, *given))
+            raise ValueError(
+                f"A model has at most {MOST_PARAMETERS:,} parameters, and this one would have {self.num_parameters:,}: "
+                f"make one of its sizes smaller ({widths})."
+            )
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers the model learns.
+
+        >>> ModelConfig(input_dim=5, output_dim=1, max_length=16).num_parameters
+        151009
+        """
+        _, value_net = resolve_method(self.method, self.norm, self.value_net)
+        values = 2 * self.v_dim if VALUE_NETS[value_net].gated else self.v_dim
+        attention = (self.dim + 1) * (2 * self.qk_dim + values) + (self.v_dim + 1) * self.dim
+        if self.attention_position == "relative":
+            attention += self.num_heads * self.max_length
+        if self.qk_norm:
+            attention += 2 * self.qk_dim // self.num_heads
+        feedforward = (3 if self.feedforward == "swiglu" else 2) * self.dim * self.mlp_dim
+        if self.feedforward == "gelu":
+            feedforward += self.dim + self.mlp_dim
+        blocks = (1 if self.share_layers else self.num_layers) * (attention + feedforward + 4 * self.dim)
+        inputs = self.dim * (self.vocab_size or (self.input_dim or 0) + 1)
+        if self.learns_positions:
+            inputs += self.dim * min(self.position_period or self.max_length, self.max_length)
+        outputs = 2 * self.dim + sum((self.dim + 1) * size for size in (self.output_dim or 0, *self.hint_dims))
+        return inputs + blocks + outputs
 
     @property
     def learns_positions(self) -> bool:

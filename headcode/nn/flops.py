@@ -26,7 +26,7 @@ def forward_flops(config: ModelConfig, length: int, queries: slice | None = None
         read = positions if queries is None or layer < config.num_layers - 1 else positions[queries]
         if config.cross_layers:
             read = keys if layer < config.num_layers - config.cross_layers else positions[-answers:]
-        pairs = sum(position + 1 for position in read) if config.causal else len(read) * len(keys)
+        pairs = len(read) * (read[0] + read[-1] + 2) // 2 if config.causal else len(read) * len(keys)
         total += len(keys) * config.dim * (config.qk_dim + value_dim)  # keys and values
         total += len(read) * config.dim * config.qk_dim  # queries
         if config.recurrent:
@@ -42,8 +42,7 @@ def forward_flops(config: ModelConfig, length: int, queries: slice | None = None
 
 def _recurrent_products(config: ModelConfig, length: int) -> int:
     """Multiply-adds of the fast-weight form: a square per chunk, and a state read and written by every token."""
-    chunks = [CHUNK] * (length // CHUNK) + [length % CHUNK]
-    within = sum(chunk * chunk for chunk in chunks) * (config.qk_dim + config.v_dim)
+    within = (length // CHUNK * CHUNK**2 + (length % CHUNK) ** 2) * (config.qk_dim + config.v_dim)
     return within + 2 * length * config.qk_dim * config.v_dim // config.num_heads
 
 

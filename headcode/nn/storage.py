@@ -1,9 +1,11 @@
 """Models as folders: `config.json` and `model.safetensors`, nothing that can run code."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from headcode.nn.config import ModelConfig
 from headcode.nn.transformer import Transformer
@@ -46,14 +48,7 @@ def load_model(folder: str | Path) -> Transformer:
         state = load_file(folder / WEIGHTS_FILE)
     except SafetensorError as error:
         raise ValueError(f"{folder / WEIGHTS_FILE} is damaged: {error}.") from None
-    expected = {name: tuple(tensor.shape) for name, tensor in _skeleton(config).state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    if expected != found:
-        wrong = sorted(set(expected.items()) ^ set(found.items()))[0][0]
-        raise ValueError(f"{folder / WEIGHTS_FILE} does not belong to its {CONFIG_FILE}: {wrong} differs.")
-    dtypes = {tensor.dtype for tensor in state.values()}
-    if len(dtypes) != 1 or not (dtype := dtypes.pop()).is_floating_point:
-        raise ValueError(f"{folder / WEIGHTS_FILE} must hold floating-point numbers of one kind.")
+    dtype = check_weights(_skeleton(config), state, folder / WEIGHTS_FILE)  # before memory is taken for the model
     model = Transformer(config).to(dtype)
     model.load_state_dict(state)
     return model.eval()
@@ -63,6 +58,19 @@ def _skeleton(config: ModelConfig) -> Transformer:
     """The names and shapes of a model, without memory for its numbers."""
     with torch.device("meta"):
         return Transformer(config)
+
+
+def check_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> torch.dtype:
+    """The weights of a file are those of this model, by name and shape, and have one dtype, which is returned."""
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    if expected != found:
+        wrong = sorted(set(expected.items()) ^ set(found.items()))[0][0]
+        raise ValueError(f"{path} does not belong to its {CONFIG_FILE}: {wrong:.200} differs.")
+    dtypes = {tensor.dtype for tensor in state.values()}
+    if len(dtypes) != 1 or not (dtype := dtypes.pop()).is_floating_point:
+        raise ValueError(f"{path} must hold floating-point numbers of one kind.")
+    return dtype
 
 
 def _write(path: Path, content: bytes) -> None:

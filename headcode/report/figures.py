@@ -1,6 +1,6 @@
 """One function per figure. Each reads result files, draws, and writes STEM.svg and STEM.png."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from headcode.analysis.decode import read_result
 from headcode.analysis.files import open_arrays
+from headcode.files import is_count, is_number, is_word
 from headcode.report.style import (
     COLUMN_WIDTH,
     GREY,
@@ -21,6 +22,22 @@ from headcode.report.style import (
 )
 from headcode.tasks.sraven import RULE_NAMES
 
+# What the rows of a result must have to be drawn; files may come from elsewhere.
+_SCORE = {name: is_number for name in ("macro_f1", "macro_f1_low", "macro_f1_high")}
+DECODING = {"layer": is_count, "source": is_word, "split": is_word, "subset": is_word, **_SCORE}
+_PATCHING: dict[str, Callable[[Any], bool]] = {
+    "donor": is_word,
+    "control": is_word,
+    "layer": lambda value: is_count(value) or is_word(value),
+    "pairs": is_count,
+    **{name: is_number for name in ("follows", "follows_low", "follows_high")},
+}
+_ABLATION: dict[str, Callable[[Any], bool]] = {
+    "layer": lambda value: value is None or is_count(value),
+    "head": lambda value: value is None or is_count(value, MOST_HEADS),
+}
+MOST_HEADS = 2**16
+
 SOURCES = {
     "codes": ("codes", PALETTE[1]),
     "residual": ("residual stream", PALETTE[0]),
@@ -32,11 +49,10 @@ SOURCES = {
 
 def decoding(results: Mapping[str, str | Path], stem: str | Path) -> list[Path]:
     """Macro F1 on held-out compositions by layer, codes beside their controls; one panel per named result."""
-    found = {name: read_result(path) for name, path in results.items()}
+    found = {name: _whole_set(read_result(path, DECODING)["rows"], path) for name, path in results.items()}
     width = COLUMN_WIDTH if len(found) == 1 else PAGE_WIDTH
     with canvas(width, 2.3, 1, len(found), sharey=True, squeeze=False) as (figure, axes):
-        for panel, (name, result) in zip(axes[0], found.items(), strict=True):
-            rows = [row for row in result["rows"] if row["subset"] == "all"]
+        for panel, (name, rows) in zip(axes[0], found.items(), strict=True):
             layers = sorted({row["layer"] for row in rows})
             sources = [source for source in SOURCES if any(row["source"] == source for row in rows)]
             bar = 0.8 / len(sources)
@@ -57,9 +73,17 @@ def decoding(results: Mapping[str, str | Path], stem: str | Path) -> list[Path]:
         return save(figure, stem)
 
 
+def _whole_set(rows: Sequence[dict[str, Any]], path: str | Path) -> list[dict[str, Any]]:
+    """The rows about all instances, of the sources that have a colour."""
+    chosen = [row for row in rows if row["subset"] == "all" and row["source"] in SOURCES]
+    if not chosen:
+        raise ValueError(f"{path} has no rows of {', '.join(SOURCES)} on all instances.")
+    return chosen
+
+
 def solved_against_failed(results: Mapping[str, str | Path], stem: str | Path, layer: int = -1) -> list[Path]:
     """Macro F1 of the codes on solved and on failed instances, one pair of bars per named result."""
-    found = {name: read_result(path) for name, path in results.items()}
+    found = {name: read_result(path, DECODING) for name, path in results.items()}
     with canvas(COLUMN_WIDTH, 2.2) as (figure, axes):
         for shift, subset, colour in ((-0.18, "solved", PALETTE[2]), (0.18, "failed", PALETTE[3])):
             label: str | None = subset
@@ -89,6 +113,9 @@ def code_map(maps: Mapping[str, str | Path], stem: str | Path, colour: str = "ru
         if colour not in arrays:
             known = ", ".join(sorted(set(arrays) - {"points"}))
             raise ValueError(f"The map of {name} can be coloured by {known}, not by {colour!r}.")
+        shape = arrays["points"].shape if "points" in arrays else ()
+        if shape[1:] != (2,) or arrays[colour].shape != shape[:1] or not _all_numbers(arrays["points"], arrays[colour]):
+            raise ValueError(f"The map of {name} must have points (N, 2) and a {colour} for each, all numbers.")
     # One legend for all panels, though a class may be missing in some.
     names = _class_names(colour, np.concatenate([np.asarray(arrays[colour]) for arrays in found.values()]))
     with canvas(width, 2.7 if len(found) == 1 else 2.6, 1, len(found), squeeze=False) as (figure, axes):
@@ -165,7 +192,7 @@ def along_training(files: Mapping[str, str | Path], stem: str | Path) -> list[Pa
 
 def patching(results: Mapping[str, str | Path], stem: str | Path, donor: str | None = None) -> list[Path]:
     """Share of answers that follow the donor's code, by layer, patched and with its controls; one panel per result."""
-    found = {name: read_result(path)["rows"] for name, path in results.items()}
+    found = {name: read_result(path, _PATCHING)["rows"] for name, path in results.items()}
     kind = donor or next(iter(found.values()))[0]["donor"]
     for name, everything in found.items():
         if kind not in (known := list(dict.fromkeys(row["donor"] for row in everything))):
@@ -174,12 +201,15 @@ def patching(results: Mapping[str, str | Path], stem: str | Path, donor: str | N
     with canvas(width, 2.3, 1, len(found), sharey=True, squeeze=False) as (figure, axes):
         for panel, (name, everything) in zip(axes[0], found.items(), strict=True):
             rows = [row for row in everything if row["donor"] == kind]
-            places = [row["layer"] for row in rows if row["control"] == "patched"]
-            none = next(row["follows"] for row in rows if row["control"] == "none")
+            by_place = {(row["control"], row["layer"]): row for row in rows}
+            places = [place for control, place in by_place if control == "patched"]
+            none = next((row["follows"] for row in rows if row["control"] == "none"), None)
+            if none is None or not all(("shuffled", place) in by_place for place in places):
+                raise ValueError(f"The result of {name} lacks the controls none and shuffled for the donor {kind!r}.")
             bars = (("patched", "patched code", PALETTE[1]), ("shuffled", "heads shuffled", PALETTE[0]))
             for shift, (control, label, colour) in zip((-0.2, 0.2), bars, strict=True):
                 for x, place in enumerate(places):
-                    row = next(r for r in rows if r["control"] == control and r["layer"] == place)
+                    row = by_place[control, place]
                     error = [[row["follows"] - row["follows_low"]], [row["follows_high"] - row["follows"]]]
                     panel.bar(x + shift, row["follows"], 0.36, color=colour, label=label if x == 0 else None)
                     panel.errorbar(
@@ -197,9 +227,14 @@ def patching(results: Mapping[str, str | Path], stem: str | Path, donor: str | N
 
 def head_ablation(results: Mapping[str, str | Path], stem: str | Path) -> list[Path]:
     """What is lost when single heads are taken out: a layer × head table per named result, on one scale."""
-    found = {name: read_result(path) for name, path in results.items()}
+    found = {name: read_result(path, _ABLATION) for name, path in results.items()}
     width = COLUMN_WIDTH if len(found) == 1 else PAGE_WIDTH
     metric = "accuracy" if all("accuracy" in result["rows"][0] for result in found.values()) else "r2"
+    for name, result in found.items():
+        rows = result["rows"]
+        heads = [row for row in rows if None not in (row["head"], row["layer"])]
+        if not heads or not all(is_number(row.get(metric)) for row in rows):
+            raise ValueError(f"The result of {name} must have {metric} for the whole model and without each head.")
     tables = {name: _losses(result["rows"], metric) for name, result in found.items()}
     most = max(float(np.nanmax(losses)) for _, losses in tables.values())
     with canvas(width, 1.9, 1, len(found), squeeze=False) as (figure, axes):
@@ -214,7 +249,7 @@ def head_ablation(results: Mapping[str, str | Path], stem: str | Path) -> list[P
 
 def _losses(rows: Sequence[dict[str, Any]], metric: str) -> tuple[list[int], np.ndarray]:
     """Layers, and (layer, head) what a metric loses; the first row is the whole model."""
-    single = [row for row in rows if row["head"] is not None]
+    single = [row for row in rows if row["head"] is not None and row["layer"] is not None]
     layers = sorted({row["layer"] for row in single})
     losses = np.full((len(layers), 1 + max(row["head"] for row in single)), np.nan)
     for row in single:
@@ -271,4 +306,8 @@ def _class_names(colour: str, labels: np.ndarray) -> dict[int, str] | None:
     values = [int(v) for v in np.unique(labels)]
     if len(values) > 16:
         return None
-    return {v: RULE_NAMES[v] if colour == "rule" else str(v) for v in values}
+    return {v: RULE_NAMES[v] if colour == "rule" and 0 <= v < len(RULE_NAMES) else str(v) for v in values}
+
+
+def _all_numbers(*arrays: np.ndarray) -> bool:
+    return all(array.dtype.kind in "biuf" and bool(np.isfinite(array).all()) for array in arrays)

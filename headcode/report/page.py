@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headcode.files import is_number
 from headcode.train.files import replace_file
 from headcode.version import __version__
 
@@ -103,7 +104,7 @@ class Table:
         if not self.rows:
             return "<p>(no rows)</p>"
         columns = list(dict.fromkeys(key for row in self.rows for key in row))
-        numeric = {c for c in columns if all(_is_number(row.get(c)) or row.get(c) is None for row in self.rows)}
+        numeric = {c for c in columns if all(is_number(row.get(c)) or row.get(c) is None for row in self.rows)}
         head = "".join(f"<th{' class=number' if c in numeric else ''}>{html.escape(c)}</th>" for c in columns)
         body = ""
         for row in self.rows:
@@ -168,10 +169,6 @@ class Page:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, self.html().encode())
         return path
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _shown(value: Any) -> str:

@@ -6,6 +6,7 @@ groups[0].cells["compositional/r2"].mean
 """
 
 import csv
+import io
 import json
 import math
 import operator
@@ -15,6 +16,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+from headcode.files import is_number, parse_json, read_text
 from headcode.sweep.words import split_values, value_of
 
 Row = dict[str, Any]
@@ -33,9 +35,8 @@ def read_results(path: str | Path) -> list[Row]:
         what = f"it has no {RESULTS_FILE}" if path.is_dir() else "there is no such folder"
         raise ValueError(f"{path} has no results of a sweep: {what}.")
     try:
-        with file.open(newline="", encoding="utf-8") as text:
-            table = list(csv.DictReader(text, strict=True, restkey="…"))
-    except (csv.Error, UnicodeDecodeError) as error:
+        table = list(csv.DictReader(io.StringIO(read_text(file), newline=""), strict=True, restkey="…"))
+    except csv.Error as error:
         raise ValueError(f"{file} is not a CSV file: {error}.") from None
     if any("…" in row or None in row.values() for row in table):
         raise ValueError(f"{file} is not a table of results: its lines have different lengths.")
@@ -52,8 +53,8 @@ def _value(column: str, cell: str) -> Any:
     if cell == "":
         return None
     try:
-        return json.loads(cell)
-    except ValueError:
+        return parse_json(cell)
+    except ValueError:  # a word
         return cell
 
 
@@ -106,7 +107,7 @@ def _compare(value: Any, sign: str, text: str) -> bool:
         return _COMPARISONS[sign](value, wanted)
     if value is None:
         return False
-    if not _is_number(wanted) or not _is_number(value):
+    if not is_number(wanted) or not is_number(value):
         raise ValueError(f"{sign} compares numbers; got {value!r} and {text!r}.")
     return _COMPARISONS[sign](value, wanted)
 
@@ -150,7 +151,7 @@ def sort_rows(rows: list[Row], column: str, descending: bool = False) -> list[Ro
 
     def key(row: Row) -> tuple[bool, float, str]:
         value = row[column]
-        return (not _is_number(value), value if _is_number(value) else 0.0, "" if _is_number(value) else str(value))
+        return (not is_number(value), value if is_number(value) else 0.0, "" if is_number(value) else str(value))
 
     there.sort(key=key, reverse=descending)
     return there + [row for row in rows if row.get(column) is None]
@@ -200,7 +201,7 @@ def estimate(values: Sequence[Any]) -> Estimate | None:
     >>> mean, round(half_width, 4), num_values
     (2.0, 2.4841, 3)
     """
-    numbers = [float(value) for value in values if _is_number(value)]
+    numbers = [float(value) for value in values if is_number(value)]
     if not numbers:
         return None
     if len(numbers) == 1:
@@ -209,7 +210,3 @@ def estimate(values: Sequence[Any]) -> Estimate | None:
 
     quantile = float(t.ppf((1 + CONFIDENCE) / 2, len(numbers) - 1))
     return Estimate(fmean(numbers), quantile * stdev(numbers) / math.sqrt(len(numbers)), len(numbers))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -12,6 +12,7 @@ from typing import Any
 
 from headcode.analysis.decode import read_result
 from headcode.analysis.files import open_arrays
+from headcode.files import is_number, read_text
 from headcode.presets import RunConfig, fields_of, get_field
 from headcode.report import figures
 from headcode.report.curves import METRIC_TITLES, scores_by_split, training_curves
@@ -149,7 +150,7 @@ def _codes(places: Mapping[str, Sequence[Path]], pictures: Path) -> list[Block]:
         rows = [
             {"run": name, **{k: row[k] for k in ("layer", "source", "split", "macro_f1", "accuracy")}}
             for name, path in decoded.items()
-            for row in read_result(path)["rows"]
+            for row in read_result(path, {**figures.DECODING, "accuracy": is_number})["rows"]
             if row["subset"] == "all"
         ]
         blocks += [
@@ -204,7 +205,7 @@ def _settings(found: Mapping[str, Path], configs: Mapping[str, RunConfig]) -> li
             blocks.append(Preformatted(json.dumps(environments, indent=2), f"Environment of {name}"))
         card = folder / "card.json"
         if card.is_file():
-            blocks.append(Preformatted(card.read_text(encoding="utf-8"), f"Card of {name}"))
+            blocks.append(Preformatted(read_text(card), f"Card of {name}"))
     return blocks
 
 

@@ -1,13 +1,12 @@
 """How far a run is, read from its folder: the same for a run of this process, of another one, or of another machine."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 from headcode.presets import RunConfig, fields_of, get_field
 from headcode.train.checkpoint import CHECKPOINTS, STATE_FILE
-from headcode.train.folder import METRICS_FILE, TIMING_FILE, read_metrics
+from headcode.train.folder import METRICS_FILE, TIMING_FILE, read_metrics, read_timings
 from headcode.train.progress import primary_metric
 
 Row = dict[str, Any]
@@ -26,7 +25,7 @@ class Progress:
     """The task's main metric at the last evaluation, by split."""
 
     def seconds_left(self, steps: int) -> float | None:
-        return (steps - self.step) / self.rate if self.rate else None
+        return (steps - self.step) / self.rate if self.rate and self.rate > 1e-6 else None
 
 
 class ProgressReader:
@@ -53,7 +52,7 @@ def read_progress(folder: Path) -> Progress:
             progress.loss = record["loss"]
         elif record["kind"] == "eval":
             progress.metric, progress.scores[record["split"]] = primary_metric(record)
-    if timings := _timings(folder):
+    if timings := read_timings(folder):
         progress.rate = timings[-1].get("steps_per_second")
     return progress
 
@@ -91,7 +90,7 @@ def result_row(name: str, identity: str, folder: Path, config: RunConfig) -> Row
 def _seconds(folder: Path) -> float:
     """Time in training, evaluation and saving, over all starts of the run."""
     total, last_step, last_seconds = 0.0, -1, 0.0
-    for timing in _timings(folder):
+    for timing in read_timings(folder):
         if timing["step"] <= last_step or timing["seconds"] < last_seconds:  # another start
             total += last_seconds
         last_step, last_seconds = timing["step"], timing["seconds"]
@@ -103,23 +102,6 @@ def _records(folder: Path) -> list[dict[str, Any]]:
         return read_metrics(folder)
     except (OSError, ValueError):
         return []
-
-
-def _timings(folder: Path) -> list[dict[str, Any]]:
-    """The lines of timing.jsonl; those that a kill cut short are left out."""
-    try:
-        lines = (folder / TIMING_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and {"step", "seconds"} <= set(entry):
-            found.append(entry)
-    return found
 
 
 def _size(path: Path) -> int:

@@ -8,13 +8,15 @@ import contextlib
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headcode.sweep.plan import RUNS, Run
+from headcode.files import read_object
+from headcode.sweep.plan import HASH_LENGTH, RUNS, Run
 from headcode.sweep.status import Row, is_finished, result_row
-from headcode.train.files import read_object, replace_file, to_json
+from headcode.train.files import replace_file, to_json
 from headcode.train.folder import read_run_config
 
 SWEEP_FILE = "sweep.json"
@@ -80,7 +82,11 @@ class ResultsTable:
             names = read_object(self.out / SWEEP_FILE).get("runs")
         except (OSError, ValueError):
             return {}
-        return {str(name): str(identity) for name, identity in names.items()} if isinstance(names, dict) else {}
+        if not isinstance(names, dict):
+            return {}
+        # A hash names a folder here: nothing else is taken for one.
+        is_hash = re.compile(f"[0-9a-f]{{{HASH_LENGTH}}}").fullmatch
+        return {name: hash_ for name, hash_ in names.items() if isinstance(hash_, str) and is_hash(hash_)}
 
 
 def columns_of(rows: list[Row]) -> list[str]:

@@ -1,7 +1,8 @@
 """Values as words, one grammar for `headcode sweep --set` and `headcode results --where`."""
 
-import json
 from typing import Any
+
+from headcode.files import parse_json
 
 _WORDS = {"True": True, "False": False, "None": None}
 
@@ -31,6 +32,6 @@ def value_of(text: str) -> Any:
     if text in _WORDS:
         return _WORDS[text]
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return text

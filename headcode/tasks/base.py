@@ -24,6 +24,8 @@ from headcode.tasks.streams import MAX_INSTANCE, MAX_SEED, Stream
 
 # A random division that must cover every part is redrawn at most this often before we say that it cannot be made.
 MAX_REDRAWS = 2000
+# … and less often where there are many compositions, so that nobody waits for minutes: so many in all draws together.
+MAX_DRAWN = 10_000_000
 MAX_COMPOSITIONS = 1_000_000
 NOT_ASKED = -100  # the class that cross-entropy leaves out
 
@@ -273,7 +275,8 @@ def divide(
         occurs[members[chosen]] = True
         return bool(occurs[parts].all())
 
-    for attempt in range(MAX_REDRAWS):
+    draws = min(MAX_REDRAWS, max(MAX_DRAWN // count, 10))
+    for attempt in range(draws):
         held_out[:] = False
         held_out[stream.order(attempt, count)[:num_held_out]] = True
         if covers(~held_out) and (not cover_held_out or covers(held_out)):
@@ -281,7 +284,7 @@ def divide(
     where = "both in training and held out" if cover_held_out else "in training"
     raise ValueError(
         f"Holding out {num_held_out} of {count} compositions, no split was found in which every {part} occurs {where} "
-        f"({MAX_REDRAWS} draws tried): change held_out or the sizes of the task."
+        f"({draws} draws tried): change held_out or the sizes of the task."
     )
 
 

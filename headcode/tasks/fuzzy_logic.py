@@ -26,6 +26,8 @@ from torch import Tensor
 from headcode.tasks.base import MAX_COMPOSITIONS, Batch, Task, check_share, divide, whole_share
 from headcode.tasks.streams import bounded, unit_floats
 
+MOST_POINTS = 2**20
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FuzzyLogic(Task):
@@ -69,6 +71,8 @@ class FuzzyLogic(Task):
         for name, least in (("num_variables", 1), ("num_terms", 1), ("num_points", 2)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be {least} or more, got {getattr(self, name)}.")
+        if self.num_points > MOST_POINTS:
+            raise ValueError(f"num_points must be at most {MOST_POINTS:,}, got {self.num_points:,}.")
         if self.num_variables > 16:
             raise ValueError(f"num_variables must be at most 16 (65,536 terms), got {self.num_variables}.")
         if self.num_terms > 2**self.num_variables:
@@ -76,9 +80,9 @@ class FuzzyLogic(Task):
                 f"num_terms={self.num_terms} distinct terms do not exist: {self.num_variables} variables "
                 f"have {2**self.num_variables} terms."
             )
-        if (count := math.comb(2**self.num_variables, self.num_terms)) > MAX_COMPOSITIONS:
+        if math.comb(2**self.num_variables, self.num_terms) > MAX_COMPOSITIONS:
             raise ValueError(
-                f"num_variables={self.num_variables} and num_terms={self.num_terms} have {count:,} compositions; "
+                f"num_variables={self.num_variables} and num_terms={self.num_terms} have too many compositions; "
                 f"at most {MAX_COMPOSITIONS:,} are supported: use fewer variables or terms."
             )
         check_share("held_out", self.held_out)

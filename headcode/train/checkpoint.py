@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from headcode.files import read_object
 from headcode.nn import ModelConfig, Transformer, load_model
-from headcode.nn.storage import CONFIG_FILE, WEIGHTS_FILE
-from headcode.train.files import canonical, read_object, sha256_of, sync_folder, to_json, write_bytes
+from headcode.nn.storage import CONFIG_FILE, WEIGHTS_FILE, check_weights
+from headcode.train.files import canonical, sha256_of, sync_folder, to_json, write_bytes
+from headcode.train.records import is_state
 from headcode.train.runtime import RunWarning
 
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -92,7 +94,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     if not (folder / STATE_FILE).is_file():
         raise DamagedCheckpoint(folder, f"{folder} has no {STATE_FILE}.")
     state = read_object(folder / STATE_FILE, functools.partial(DamagedCheckpoint, folder))
-    if not isinstance(state.get("files"), dict) or not isinstance(state.get("step"), int) or _sealed(state) != state:
+    if not is_state(state) or _sealed(state) != state:
         raise DamagedCheckpoint(folder, f"{folder / STATE_FILE} does not have the content that was written.")
     for name, expected in state["files"].items():
         path = folder / name
@@ -218,7 +220,9 @@ def load_from(checkpoint: Checkpoint) -> Transformer:
     read_object(checkpoint.folder / CONFIG_FILE, functools.partial(DamagedCheckpoint, checkpoint.folder))
     model = load_model(checkpoint.folder)
     if AVERAGE_FILE in checkpoint.state["files"]:
-        model.load_state_dict(checkpoint.tensors(AVERAGE_FILE))
+        average = checkpoint.tensors(AVERAGE_FILE)
+        check_weights(model, average, checkpoint.folder / AVERAGE_FILE)
+        model.load_state_dict(average)
     return model.eval()
 
 

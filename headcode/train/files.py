@@ -1,11 +1,12 @@
-"""Files that appear whole or not at all, and strict JSON out of files that may be damaged or hostile."""
+"""Files that appear whole or not at all, and JSON as they hold it."""
 
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from headcode.files import open_regular
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -40,7 +41,7 @@ def sync_folder(folder: Path) -> None:
 
 def sha256_of(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
@@ -53,14 +54,3 @@ def to_json(values: Any) -> bytes:
 def canonical(values: Any) -> bytes:
     """One spelling per value, for hashing."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-def read_object(path: Path, complaint: Callable[[str], Exception] = ValueError) -> dict[str, Any]:
-    """The JSON object in a file, or one clear sentence; whatever the bytes are, nothing in them is run."""
-    try:
-        values = json.loads(path.read_bytes().decode("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
-        raise complaint(f"{path} is not valid JSON.") from None
-    if not isinstance(values, dict):
-        raise complaint(f"{path} must hold a JSON object, got {type(values).__name__}.")
-    return values

@@ -15,9 +15,11 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
+from headcode.files import parse_json, read_bytes, read_object
 from headcode.presets import RunConfig
 from headcode.train.checkpoint import RUN_CONFIG_FILE, find_run, remove_leftovers
-from headcode.train.files import read_object, replace_file, to_json
+from headcode.train.files import replace_file, to_json
+from headcode.train.records import is_record, is_start, is_timing
 
 ENVIRONMENT_FILE = "environment.json"
 METRICS_FILE = "metrics.jsonl"
@@ -58,7 +60,7 @@ class RunFolder:
         _refuse_other_config(path, config)
         remove_leftovers(path)
         for name, content in companions.items():
-            if not (path / name).is_file() or (path / name).read_bytes() != content:
+            if not (path / name).is_file() or read_bytes(path / name) != content:
                 replace_file(path / name, content)
         return cls(path, config, lock)
 
@@ -85,7 +87,7 @@ class RunFolder:
         self._close_metrics()
         path = self.path / METRICS_FILE
         content = "".join(_line(record) for record in records).encode()
-        if not path.is_file() or path.read_bytes() != content:
+        if not path.is_file() or read_bytes(path) != content:
             replace_file(path, content)
         self._metrics = path.open("a", encoding="utf-8")
 
@@ -140,19 +142,34 @@ def read_environments(path: Path) -> list[dict[str, Any]]:
         starts = read_object(path / ENVIRONMENT_FILE).get("starts", [])
     except (ValueError, OSError):
         return []
-    return [start for start in starts if isinstance(start, dict)] if isinstance(starts, list) else []
+    return [start for start in starts if is_start(start)] if isinstance(starts, list) else []
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The records of a run's metrics.jsonl; a last line that is still being written is left out."""
-    records = []
-    *lines, unfinished = (Path(path) / METRICS_FILE).read_bytes().split(b"\n")
+    file, records = Path(path) / METRICS_FILE, []
+    *lines, unfinished = read_bytes(file).split(b"\n")
     for number, line in enumerate([*lines, *([] if unfinished.startswith(b"{") else [unfinished])], start=1):
+        if not line:
+            continue
         try:
-            records += [json.loads(line.decode("utf-8"))] if line else []
+            record = parse_json(line.decode("utf-8"))
         except ValueError:
-            raise ValueError(f"{Path(path) / METRICS_FILE} line {number} is not valid JSON.") from None
+            raise ValueError(f"{file} line {number} is not valid JSON.") from None
+        if not is_record(record):
+            raise ValueError(f"{file} line {number} is not a record of a run: kind, step, split and finite numbers.")
+        records.append(record)
     return records
+
+
+def read_timings(path: Path) -> list[dict[str, Any]]:
+    """The lines of timing.jsonl; those that a kill cut short are left out, and an unreadable file has none."""
+    found = []
+    with contextlib.suppress(OSError, ValueError):
+        for line in read_bytes(path / TIMING_FILE).splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(parse_json(line.decode("utf-8")))
+    return [timing for timing in found if is_timing(timing)]
 
 
 def _line(record: dict[str, Any]) -> str:

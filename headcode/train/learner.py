@@ -17,7 +17,7 @@ from headcode.train.distributed import Group, laid_out_like, replicate, shard, w
 from headcode.train.loss import Loss, LossContext, task_loss
 from headcode.train.optim import Optimizer
 from headcode.train.randomness import seed_of
-from headcode.train.runtime import Runtime, find_device
+from headcode.train.runtime import Runtime, check_memory, find_device
 
 
 class Learner:
@@ -27,6 +27,7 @@ class Learner:
         self.config, self.runtime, self.loss = config, runtime, loss
         self.device = find_device(runtime.device)
         self.dtype = torch.float64 if config.precision == "float64" else torch.float32
+        check_memory(config.model.num_parameters, self.dtype)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(config.seed, "weights"))
             self.model = Transformer(config.model).to(self.device, self.dtype)
@@ -122,12 +123,18 @@ class Learner:
 
     def load(self, files: Mapping[str, dict[str, Tensor]]) -> None:
         """Take what `tensors` gave."""
+        wanted = [WEIGHTS_FILE, OPTIMIZER_FILE, *([AVERAGE_FILE] if self.average is not None else [])]
+        if missing := [name for name in wanted if name not in files]:
+            raise ValueError(f"The checkpoint has no {missing[0]}, so that training cannot go on from it.")
         self._set_weights(self._laid_out(files[WEIGHTS_FILE]))
         self.optimizer.load_state(files[OPTIMIZER_FILE])
         if self.average is not None:
             self.average = self._laid_out(files[AVERAGE_FILE])
 
     def _laid_out(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        for name, parameter in self.model.named_parameters():
+            if name not in weights or weights[name].shape != parameter.shape:
+                raise ValueError(f"The checkpoint's weights are not those of the run's model: {name} differs.")
         return {name: laid_out_like(weights[name], p) for name, p in self.model.named_parameters()}
 
     def _set_weights(self, weights: dict[str, Tensor]) -> None:

@@ -117,6 +117,8 @@ class Optimizer:
 def _placed(key: str, value: Tensor, parameter: Tensor, group: dict[str, Any]) -> Tensor:
     """An entry of the state where torch wants it: moments beside their parameter, the step count by its own rule."""
     if key != "step":
+        if value.shape != parameter.shape:
+            raise ValueError(f"The optimiser's state does not belong to this model: a {key:.80} has another shape.")
         return laid_out_like(value, parameter)
     return value.to(parameter.device) if group.get("fused") else value
 

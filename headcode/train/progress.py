@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from headcode.files import read_text
 from headcode.presets import RunConfig
 from headcode.train.files import replace_file
 
@@ -189,8 +190,8 @@ class WandbReporter:
     def _identity(self, step: int) -> str:
         """The name by which Weights & Biases knows the run: a resumed one goes on under it."""
         path = self._folder / WANDB_FILE
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            if step and re.fullmatch("[0-9a-f]{16}", kept := path.read_text(encoding="utf-8")):
+        with contextlib.suppress(OSError, ValueError):
+            if step and re.fullmatch("[0-9a-f]{16}", kept := read_text(path)):
                 return kept
         identity = secrets.token_hex(8)
         replace_file(path, identity.encode())

@@ -25,9 +25,13 @@ def random_state(device: torch.device) -> dict[str, str]:
 
 
 def set_random_state(states: dict[str, str], device: torch.device) -> None:
-    tensors = {
-        name: torch.frombuffer(bytearray(base64.b64decode(state)), dtype=torch.uint8) for name, state in states.items()
-    }
-    torch.set_rng_state(tensors["cpu"])
-    if device.type == "cuda" and "cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["cuda"], device)
+    try:
+        tensors = {
+            name: torch.frombuffer(bytearray(base64.b64decode(state)), dtype=torch.uint8)
+            for name, state in states.items()
+        }
+        torch.set_rng_state(tensors["cpu"])
+        if device.type == "cuda" and "cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["cuda"], device)
+    except (ValueError, RuntimeError):
+        raise ValueError("The random state of the checkpoint is not one of torch's.") from None

@@ -16,6 +16,8 @@ from headcode.config import Config
 from headcode.train.distributed import local_rank
 from headcode.version import __version__
 
+MOST_THREADS = 1024
+
 
 class RunWarning(UserWarning):
     """Something about a run that its owner should know, and that does not stop it."""
@@ -38,6 +40,22 @@ class Runtime(Config):
         super().__post_init__()
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads must be 1 or more, got {self.threads}.")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise ValueError(f"threads must be at most {MOST_THREADS}, got {self.threads}.")
+
+
+def check_memory(num_parameters: int, dtype: torch.dtype) -> None:
+    """Refuse a model whose weights alone are more than this machine's memory, before any of them is made."""
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # a system that does not tell
+        return
+    needed = num_parameters * dtype.itemsize
+    if needed > memory:
+        raise ValueError(
+            f"The model's {num_parameters:,} parameters take {needed / 2**30:,.1f} GiB, and this machine has "
+            f"{memory / 2**30:,.1f} GiB of memory: make the model smaller."
+        )
 
 
 def find_device(name: str) -> torch.device:

@@ -11,8 +11,8 @@ model = headcode.load("zoo/logic-hyla")      and wherever a command takes a run:
 from pathlib import Path
 from typing import Any
 
+from headcode.files import read_object
 from headcode.train.checkpoint import ZOO, find_run
-from headcode.train.files import read_object
 
 CARD_FILE = "card.json"
 

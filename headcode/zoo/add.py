@@ -28,8 +28,8 @@ from headcode.train.checkpoint import (
     write_checkpoint,
 )
 from headcode.train.evaluate import evaluate_model
-from headcode.train.files import read_object, replace_file, to_json
-from headcode.train.folder import ENVIRONMENT_FILE, METRICS_FILE, read_metrics, read_run_config
+from headcode.train.files import replace_file, to_json
+from headcode.train.folder import ENVIRONMENT_FILE, METRICS_FILE, read_environments, read_metrics, read_run_config
 from headcode.zoo import CARD_FILE
 
 SIZE = 16_384
@@ -85,7 +85,7 @@ def _card(run: Path, name: str, about: str, config: RunConfig, checkpoint: Check
         "metric": MAIN_METRIC[config.task.name],
         "evaluated_on": size,
         "scores": scores,
-        "training_loss": next(r["loss"] for r in reversed(read_metrics(run)) if r["kind"] == "train"),
+        "training_loss": next((r["loss"] for r in reversed(read_metrics(run)) if r["kind"] == "train"), None),
         "environment": _versions(run),
     }
     if isinstance(config.task, SRaven):
@@ -102,8 +102,10 @@ def _ceiling(task: SRaven, split: str, size: int) -> float:
 
 
 def _versions(run: Path) -> dict[str, Any]:
-    start = read_object(run / ENVIRONMENT_FILE)["starts"][-1]
-    return {key: start[key] for key in ("headcode", "torch", "python") if key in start}
+    starts = read_environments(run)
+    if not starts:
+        raise ValueError(f"{run / ENVIRONMENT_FILE} tells of no start of the run, so its versions are not known.")
+    return {key: starts[-1][key] for key in ("headcode", "torch", "python") if key in starts[-1]}
 
 
 def main(arguments: list[str]) -> None:

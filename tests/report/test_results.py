@@ -159,5 +159,5 @@ def test_files_that_are_no_results(tmp_path):
     with pytest.raises(ValueError, match="different lengths"):
         read_results(tmp_path)
     (tmp_path / "results.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="is not a CSV file"):
+    with pytest.raises(ValueError, match="is not text in UTF-8"):
         read_results(tmp_path)

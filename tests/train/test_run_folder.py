@@ -139,7 +139,7 @@ def test_metrics_are_brought_back_to_the_checkpoint(tmp_path, config):
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "tr')
     assert read_metrics(tmp_path / "run") == records
-    (tmp_path / "run" / "metrics.jsonl").write_text("{}\nnonsense\n{}\n")
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"kind": "a", "step": 1}\nnonsense\n{}\n')
     with pytest.raises(ValueError, match="line 2 is not valid JSON"):
         read_metrics(tmp_path / "run")
 

@@ -173,7 +173,7 @@ def test_a_model_stays_when_another_of_its_name_cannot_be_added(tmp_path):
     folder = add_model(tmp_path / "run", "small", "A test.", zoo=tmp_path / "zoo", size=32)
     before = (folder / "card.json").read_bytes()
     (tmp_path / "run/environment.json").unlink()
-    with pytest.raises(OSError, match=r"environment\.json"):
+    with pytest.raises(ValueError, match=r"environment\.json tells of no start"):
         add_model(tmp_path / "run", "small", "Another.", zoo=tmp_path / "zoo", size=32)
     assert (folder / "card.json").read_bytes() == before
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headcode.files import read_object
 from headcode.tasks.base import Batch, Task, check_share
 from headcode.tasks.language.shards import TOKENIZER_FILE, TokenShards, open_shards, remember
 from headcode.tasks.language.shuffle import key_of, shuffled
@@ -131,8 +132,8 @@ class LanguageModelling(Task):
         }
 
     def recall(self, run_folder: Path) -> None:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            memory = json.loads((run_folder / SOURCE_FILE).read_bytes())
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            memory = read_object(run_folder / SOURCE_FILE)
             remember(str(memory["shards"]), str(memory["folder"]))
 
     def score(self, prediction: Tensor, batch: Batch) -> dict[str, float]:

@@ -22,7 +22,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from headcode.tasks.language.tokenizer import ByteTokenizer, Tokenizer, read_tokenizer
+from headcode.files import is_count, is_word, read_bytes, read_object
+from headcode.tasks.language.tokenizer import (
+    KINDS,
+    LARGEST_VOCABULARY,
+    ByteTokenizer,
+    Tokenizer,
+    read_tokenizer,
+)
 
 FORMAT = 1
 INDEX_FILE = "index.json"
@@ -82,7 +89,7 @@ class TokenShards:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        content = (self.folder / TOKENIZER_FILE).read_bytes()
+        content = read_bytes(self.folder / TOKENIZER_FILE)
         if hashlib.sha256(content).hexdigest() != self.index["tokenizer"]["sha256"]:
             raise ValueError(f"{self.folder / TOKENIZER_FILE} does not have the content that was written.")
         kind = self.index["tokenizer"]["kind"]
@@ -94,7 +101,12 @@ class TokenShards:
 
     def read(self, split: str, starts: np.ndarray, length: int) -> np.ndarray:
         """`length` tokens from each of the starts on, (len(starts), length) int64."""
-        return self._windows(split, ".bin", self.index["dtype"], starts, length)
+        tokens = self._windows(split, ".bin", self.index["dtype"], starts, length)
+        if tokens.size and tokens.max() >= self.vocab_size:
+            raise ValueError(
+                f"{self.folder} holds the token {tokens.max()}, and its vocabulary has {self.vocab_size}; remove it."
+            )
+        return tokens
 
     def read_bytes(self, split: str, starts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """How many bytes of text each row of tokens that begins at `starts` stands for, exactly."""
@@ -284,14 +296,49 @@ def _fingerprint(content: dict[str, Any]) -> str:
 
 def _read_index(folder: Path) -> dict[str, Any]:
     try:
-        index = json.loads((folder / INDEX_FILE).read_bytes())
+        index = read_object(folder / INDEX_FILE)
         content = {key: value for key, value in index.items() if key not in ("fingerprint", "recipe", "source")}
-        whole = index["format"] == FORMAT and index["fingerprint"] == _fingerprint(content)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        whole = index.get("format") == FORMAT and index.get("fingerprint") == _fingerprint(content)
+    except ValueError:
         whole = False
-    if not whole:
+    if not whole or not _is_index(index):
         raise ValueError(f"{folder / INDEX_FILE} is damaged, or of another version of headcode; remove {folder}.")
     return index
+
+
+def _is_index(index: dict[str, Any]) -> bool:
+    """Whether an index has the entries that `ShardWriter.finish` writes, and its files the sizes that follow."""
+    tokenizer, splits, shard_tokens = index.get("tokenizer"), index.get("splits"), index.get("shard_tokens")
+    if index.get("dtype") not in ("uint16", "uint32") or not is_count(shard_tokens) or not shard_tokens:
+        return False
+    if not isinstance(tokenizer, dict) or not isinstance(splits, dict) or "source" not in index:
+        return False
+    lengths, vocab_size = tokenizer.get("byte_lengths"), tokenizer.get("vocab_size")
+    if tokenizer.get("kind") not in KINDS or not is_count(vocab_size, LARGEST_VOCABULARY):
+        return False
+    if not is_word(tokenizer.get("sha256")) or set(splits) - {"train", "validation"}:
+        return False
+    if lengths is not None and not (
+        isinstance(lengths, list) and len(lengths) == vocab_size and all(is_count(length) for length in lengths)
+    ):
+        return False
+    item_sizes = {".bin": np.dtype(index["dtype"]).itemsize} | ({".lengths": 2} if lengths is None else {})
+    for split, facts in splits.items():
+        if not isinstance(facts, dict) or not all(is_count(facts.get(n)) for n in ("tokens", "bytes", "documents")):
+            return False
+        files, starts = facts.get("files"), range(0, facts["tokens"], shard_tokens)
+        if not isinstance(files, list) or len(files) != len(starts) * len(item_sizes):
+            return False
+        expected = [
+            (f"{split}-{number:05d}{suffix}", min(facts["tokens"] - first, shard_tokens) * size)
+            for number, first in enumerate(starts)
+            for suffix, size in item_sizes.items()
+        ]
+        if not all(isinstance(entry, dict) and is_word(entry.get("sha256")) for entry in files):
+            return False
+        if [(entry.get("name"), entry.get("bytes")) for entry in files] != expected:
+            return False
+    return True
 
 
 def _sha256(path: Path) -> str:

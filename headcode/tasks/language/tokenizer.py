@@ -14,10 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from headcode.files import parse_json, read_bytes
+
 END_OF_DOCUMENT = "<|end|>"
 # What existing tokenizers call the end of a text, the most telling first.
 END_TOKENS = (END_OF_DOCUMENT, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 KINDS = ("bpe", "bytes", "file")
+LARGEST_VOCABULARY = 2**24
 
 
 class Tokenizer:
@@ -146,10 +149,12 @@ def read_tokenizer(path: str | Path, kind: str = "file") -> Tokenizer:
         raise ValueError(f"There is no tokenizer {path}; give a tokenizer.json, or a folder that has one.")
     tokenizer: Tokenizer
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
         tokenizer = ByteTokenizer() if content == _byte_layout() else Tokenizer(kind, content)
-        if tokenizer.kind != "bytes":
-            _ = tokenizer.vocab_size
+        if not isinstance(tokenizer, ByteTokenizer):
+            if tokenizer.vocab_size > LARGEST_VOCABULARY:
+                raise ValueError(f"its tokens are numbered up to {tokenizer.vocab_size - 1:,}")
+            _ = tokenizer.byte_lengths
     except ModuleNotFoundError:
         raise
     except Exception as error:  # the package raises plain Exceptions, one for each thing that a file can lack
@@ -190,9 +195,9 @@ class TextStream:
 
 def _parsed(content: bytes) -> dict[str, Any]:
     try:
-        layout = json.loads(content)
-    except (ValueError, RecursionError):
-        raise ValueError("it is not valid JSON") from None
+        layout = parse_json(content.decode("utf-8"), "it")
+    except UnicodeDecodeError:
+        raise ValueError("it is not text in UTF-8") from None
     if not isinstance(layout, dict) or not isinstance(layout.get("model"), dict):
         raise ValueError("it has no model")
     return layout

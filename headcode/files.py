@@ -1,0 +1,193 @@
+"""What the package reads from disk, whoever wrote it: bounded bytes of regular files, strict JSON, plain arrays.
+
+Nothing in a file is run or unpickled, and no file makes a reader wait (a pipe), fill the memory (a small archive that
+expands to gigabytes) or overflow the stack (deep JSON). What is wrong is one ValueError that names the file; a file
+that is not there is an OSError, as ever.
+"""
+
+import contextlib
+import json
+import math
+import os
+import stat
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+LARGEST_TEXT = 2**29
+"""Bytes of a text, a table or a JSON file; the longest records of runs have a few million."""
+DEEPEST_JSON = 64
+LONGEST_NUMBER = 300
+"""Characters of a number in JSON: every such integer is a finite float as well."""
+LARGEST_EXPANSION = 20
+"""How many times its own size an .npz file may become; what is below SMALL_ARCHIVE may always."""
+SMALL_ARCHIVE = 2**28
+
+
+@contextlib.contextmanager
+def open_regular(path: str | Path) -> Iterator[IO[bytes]]:
+    """The file, opened for reading; a pipe, a device or a folder is refused and never waited for."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError(f"{path} is not a regular file.")
+        yield file
+
+
+def read_bytes(path: str | Path, limit: int = LARGEST_TEXT) -> bytes:
+    """The content of a regular file of at most `limit` bytes."""
+    with open_regular(path) as file:
+        content = file.read(limit + 1) if os.fstat(file.fileno()).st_size <= limit else None
+    if content is None or len(content) > limit:
+        raise ValueError(f"{path} is larger than the {limit:,} bytes that such a file may have.")
+    return content
+
+
+def read_text(path: str | Path, limit: int = LARGEST_TEXT) -> str:
+    """The text of a regular file in UTF-8."""
+    try:
+        return read_bytes(path, limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8 (byte {error.start}).") from None
+
+
+def parse_json(text: str, what: str | Path = "The text") -> Any:
+    """Strict JSON: no NaN or Infinity, no key twice, nothing deep or endless. `what` names the text in a complaint."""
+    try:
+        value = _STRICT.decode(text)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # half a character, which no file can be written with
+    except RecursionError:
+        raise ValueError(f"{what} is not valid JSON: it is nested too deeply.") from None
+    except ValueError as error:
+        raise ValueError(f"{what} is not valid JSON: {error}.") from None
+    if _is_deep(value):
+        raise ValueError(f"{what} is not valid JSON: it is nested too deeply.")
+    return value
+
+
+def read_json(path: str | Path) -> Any:
+    """The JSON value in a file."""
+    return parse_json(read_text(path), path)
+
+
+def read_object(path: str | Path, complaint: Callable[[str], Exception] = ValueError) -> dict[str, Any]:
+    """The JSON object in a file, or one clear sentence."""
+    try:
+        value = read_json(path)
+    except ValueError as error:
+        raise complaint(str(error)) from None
+    if not isinstance(value, dict):
+        raise complaint(f"{path} must hold a JSON object, got {type(value).__name__}.")
+    return value
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value from JSON is a number; true and false are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_count(value: Any, most: int = 2**63 - 1) -> bool:
+    """Whether a value from JSON is a whole number from 0 on."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def is_word(value: Any, longest: int = 200) -> bool:
+    """Whether a value from JSON is a name that can be shown: one line, not endless."""
+    return isinstance(value, str) and value.isprintable() and len(value) <= longest
+
+
+def read_npz(path: str | Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file; the sizes that it declares are checked before anything is taken for them."""
+    arrays: dict[str, np.ndarray] = {}
+    with open_npz(path) as (archive, size):
+        check_expansion(size, sum(member.file_size for member in archive.infolist()))
+        for member in archive.infolist():
+            with archive.open(member) as file:
+                shape, fortran, dtype = array_header(file, member.file_size)
+                flat = np.frombuffer(file.read(), dtype)
+            order = "F" if fortran else "C"
+            arrays[member.filename.removesuffix(".npy")] = flat.reshape(shape, order=order)  # type: ignore[call-overload]
+    return arrays
+
+
+@contextlib.contextmanager
+def open_npz(
+    path: str | Path, complaint: str = "is not an .npz file of arrays"
+) -> Iterator[tuple[zipfile.ZipFile, int]]:
+    """The archive and its size; what is wrong with it or with its members becomes one sentence."""
+    with open_regular(path) as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                yield archive, os.fstat(file.fileno()).st_size
+        except Exception as error:  # zipfile and numpy have one for each thing that can be wrong, from KeyError on
+            reason = " ".join(str(error).split()).rstrip(".")[:200] or type(error).__name__
+            raise ValueError(f"{path} {complaint}: {reason}.") from error
+
+
+def check_expansion(size: int, expanded: int) -> None:
+    """Refuse a compressed file of `size` bytes that would fill the memory."""
+    if expanded > max(SMALL_ARCHIVE, LARGEST_EXPANSION * size):
+        raise ValueError(f"its {size:,} bytes expand to {expanded:,}, which no real data do; save it uncompressed")
+
+
+def array_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, order and dtype of the .npy file that starts here and has `size` bytes; they fit together."""
+    start = file.tell()
+    version = npy.read_magic(file)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("it holds pickled objects, which are never loaded")
+    wanted, found = math.prod(shape) * dtype.itemsize, size - (file.tell() - start)
+    if min(shape, default=0) < 0 or wanted != found:
+        raise ValueError(f"an array of shape {shape} and {dtype} has {wanted} bytes, and {found} are there")
+    return shape, fortran, dtype
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice!r:.80} stands twice; keep one")
+    return values
+
+
+def _refuse_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not a number of JSON")
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > LONGEST_NUMBER:
+        raise ValueError(f"a whole number has {len(digits)} digits, more than {LONGEST_NUMBER}")
+    return int(digits)
+
+
+def _finite_number(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits:.40} is beyond the largest float")
+    return number
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEEPEST_JSON):
+        nested = [part for part in level if isinstance(part, (dict, list))]
+        level = [child for part in nested for child in (part.values() if isinstance(part, dict) else part)]
+        if not level:
+            return False
+    return True
+
+
+_STRICT = json.JSONDecoder(
+    object_pairs_hook=_without_duplicates,
+    parse_constant=_refuse_constant,
+    parse_int=_whole_number,
+    parse_float=_finite_number,
+)
