@@ -21,7 +21,7 @@ SECONDS = float(os.environ.get("HEADCODE_ATTACK_SECONDS", "10"))
 ONLY = os.environ.get("HEADCODE_ATTACK_TRY")
 FEWEST = 3
 """Tries that are made however short the time is."""
-PATIENCE = 120.0
+PATIENCE = 60.0
 """Seconds after which a process counts as hanging: each has a few seconds of work, on a machine that may be busy."""
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from attack import PATIENCE, assert_sentence, run, said
 from conftest import SIZES, TRAIN
+from strikes import Strike
 
 from headcode.train.runtime import git_state
 
@@ -16,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 MODULES = ["torch", "numpy", "json", "sitecustomize", "usercustomize", "safetensors", "random", "headcode", "queue"]
 FILES = [".lock", "config.json", "environment.json", "metrics.jsonl", "timing.jsonl"]
-DEEP_FILES = [f"checkpoints/step-12/{name}" for name in ("state.json", "config.json", "model.safetensors")]
+DEEP_FILES = [f"checkpoints/NEWEST/{name}" for name in ("state.json", "config.json", "model.safetensors")]
 VICTIM = b'{"what": "a file of somebody else"}\n'
 
 
@@ -123,13 +125,24 @@ def put_in_place(path: Path, kind: str, victim: Path) -> None:
         path.symlink_to(victim)
 
 
-def test_planted_links_and_pipes(tally, whole, tmp_path):
+@pytest.fixture(scope="module")
+def half(whole, tmp_path_factory):
+    """A run that was killed in the middle: whoever resumes it writes to all its files."""
+    folder = tmp_path_factory.mktemp("half") / "run"
+    assert run([*TRAIN, "--out", folder], folder.with_name("log"), Strike(str(folder), 100, "kill")) == -signal.SIGKILL
+    assert (folder / "timing.jsonl").is_file() and len(list((folder / "checkpoints").glob("step-*"))) == 2
+    return folder
+
+
+def test_planted_links_and_pipes(tally, half, tmp_path):
     """One file of a run is a link to somebody else's, a pipe that nobody writes to, or a folder."""
+    newest = max((half / "checkpoints").glob("step-*"), key=lambda path: int(path.name.removeprefix("step-"))).name
     cases = [(name, kind) for kind in ("link", "fifo", "twin", "dangling", "folder") for name in FILES + DEEP_FILES]
     for _ in tally.dice():
         name, kind = cases[tally.number % len(cases)]
+        name = name.replace("NEWEST", newest)
         folder, log, victim = tmp_path / "run", tmp_path / "log", tmp_path / "victim"
-        shutil.copytree(whole, folder)
+        shutil.copytree(half, folder)
         # A twin has the very content that the run's own file would have, and is nobody's to change either.
         victim.write_bytes((folder / name).read_bytes() if kind == "twin" else VICTIM)
         before = victim.read_bytes()
