@@ -8,25 +8,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "train"))  # kill_target, training_helpers
 
-from attack import Tally, run, said
-
-SIZES = (
-    "--num-points 7 --num-layers 1 --dim 10 --num-heads 2 --qk-dim 6 --v-dim 6 --mlp-dim 11 --batch-size 6 "
-    "--eval-size 23 --eval-batch-size 5 --warmup-steps 3 --backend reference"
-)
-TRAIN = (
-    f"train logic {SIZES} --steps 12 --log-every 2 --eval-every 4 --checkpoint-every 3 --ema-decay 0.9 "
-    "--threads 1 --device cpu"
-).split()
-SWEEP = """
-from headcode.presets import override, preset
-from headcode.sweep import grid
-
-def sweep():
-    sizes = dict(num_points=7, num_layers=1, dim=10, num_heads=2, qk_dim=6, v_dim=6, mlp_dim=11, batch_size=6)
-    rest = dict(eval_size=23, eval_batch_size=5, warmup_steps=3, backend="reference", steps=4, eval_every=4)
-    yield from grid(override(preset("logic"), **sizes, **rest), seed=[0, 1, 2])
-"""
+from attack import SWEEP, TRAIN, Tally, run, said
 
 
 @pytest.fixture

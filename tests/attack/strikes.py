@@ -4,6 +4,7 @@ Operations are counted while a command runs: opening a file for writing, every w
 rename, unlink, mkdir, rmdir, truncate. Audit events tell of all but writes and fsync, from whatever library they come.
 """
 
+import builtins
 import dataclasses
 import errno
 import io
@@ -105,8 +106,7 @@ def begin(strike: Strike) -> _Striker:
         elif event in EVENTS:
             striker.operation(event, arguments[0])
 
-    io.open, os.write, os.fsync = opened, write, sync
-    __builtins__["open"] = opened
+    io.open, builtins.open, os.write, os.fsync = opened, opened, write, sync
     if hasattr(pathlib, "_NormalAccessor"):  # Python 3.10 keeps the function that was there when it was imported
         pathlib._NormalAccessor.open = staticmethod(opened)
     sys.addaudithook(hook)

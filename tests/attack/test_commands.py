@@ -3,15 +3,14 @@
 import json
 
 import pytest
-from attack import PATIENCE, start
-from conftest import SIZES
+from attack import PATIENCE, SIZES, start
 from fuzz import run_many
 
 from headcode.cli import COMMANDS
 
 pytestmark = pytest.mark.slow
 
-BATCH = 25
+BATCH = 10
 """Commands of one process."""
 WORDS = [
     *("", " ", "-", "--", "---", "=", "None", "True", "null", "nan", "inf", "-inf", "0", "-0", "1", "-1", "2", "7"),

@@ -4,8 +4,7 @@ import shutil
 import signal
 
 import pytest
-from attack import run, said
-from conftest import TRAIN
+from attack import TRAIN, run, said
 from strikes import Strike
 from training_helpers import assert_same
 

