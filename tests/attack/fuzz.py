@@ -22,6 +22,7 @@ def run_many(commands: list[list[str]], folder: str, record: str) -> None:
     """One line of JSON before each command and one after it."""
     os.chdir(folder)
     os.environ["HEADCODE_TEXTS"] = os.path.join(folder, "texts")
+    os.environ["HF_HUB_OFFLINE"] = "1"  # any word may be a model's name on the Hub: no request leaves this machine
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     torch.set_num_threads(1)
     headcode.cli.train.PROBE_SECONDS = 0.01

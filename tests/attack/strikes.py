@@ -7,6 +7,7 @@ rename, unlink, mkdir, rmdir, truncate. Audit events tell of all but writes and 
 import builtins
 import dataclasses
 import errno
+import importlib
 import io
 import os
 import pathlib
@@ -17,14 +18,14 @@ from typing import Any
 
 import kill_target
 
-import headcode.cli.eval
-import headcode.cli.report
-import headcode.cli.sweep
 import headcode.report.runs
 import headcode.sweep.runner  # noqa: F401
+from headcode.cli import COMMANDS
 from headcode.presets import preset
 
 # Imported, and the generator's kernels loaded, once in the server: every process forked from it has them.
+for command in COMMANDS:
+    importlib.import_module(f"headcode.cli.{command}")
 WARM = preset("logic").task.sample("train", 0, 2)
 EVENTS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink"}
 GROWS = {"open", "os.mkdir", "write", "fsync"}

@@ -10,7 +10,7 @@ from headcode.cli import COMMANDS
 
 pytestmark = pytest.mark.slow
 
-BATCH = 10
+BATCH = 25
 """Commands of one process."""
 WORDS = [
     *("", " ", "-", "--", "---", "=", "None", "True", "null", "nan", "inf", "-inf", "0", "-0", "1", "-1", "2", "7"),
