@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 # Extra words for pip, for example a CPU-only PyTorch index (see README).
 PIP_ARGS ?=
 
-.PHONY: setup demo test test-slow lint bench clean
+.PHONY: setup demo test test-slow attack lint bench clean
 
 setup: $(STAMP)
 
@@ -24,6 +24,12 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow
+
+# An hour of it, under another seed each time; the same tests take about three minutes in test-slow.
+attack: SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+attack: setup
+	@echo "HEADCODE_ATTACK_SEED=$(SEED)"
+	HEADCODE_ATTACK_SEED=$(SEED) HEADCODE_ATTACK_SECONDS=400 $(BIN)/python -m pytest -q tests/attack
 
 lint: setup
 	$(BIN)/ruff check .

@@ -2,16 +2,15 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
 import random
 import resource
 import shutil
 import subprocess
-import sys
 import time
 
 import pytest
+from kill_target import run_command, start
 from training_helpers import assert_same
 
 pytestmark = pytest.mark.slow
@@ -25,18 +24,7 @@ RUN = (
 @pytest.fixture(scope="module")
 def processes():
     """Processes that need no time to import torch; the kills then fall into the run, not into imports."""
-    sys.path.insert(0, os.path.dirname(__file__))
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["kill_target"])
-    from kill_target import run_command
-
-    def start(arguments, log):
-        process = context.Process(target=run_command, args=(arguments, str(log)))
-        process.start()
-        return process
-
-    yield start
-    sys.path.remove(os.path.dirname(__file__))
+    return lambda arguments, log: start(run_command, arguments, str(log))
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +70,11 @@ def test_twenty_kills(processes, whole, tmp_path):
         there = (run / "config.json").is_file()
         process = processes(["resume", str(run)] if there else [*RUN.split(), "--out", str(run)], log)
         if kill % 4 == 0:
-            time.sleep(dice.uniform(0.02, 1.0))
+            time.sleep(dice.uniform(0.02, 0.3))
         else:
             assert wait_for(lambda n=begun: log.read_text().count("training from step") > n, process)
             if kill % 4 == 2:
-                time.sleep(dice.uniform(0, 0.5))
+                time.sleep(dice.uniform(0, 0.2))
             else:
                 goal = before + 3 * dice.randrange(4)
                 assert wait_for(lambda goal=goal: newest_step(run) >= goal and is_writing(run), process)
@@ -163,8 +151,6 @@ def test_a_full_disk(processes, whole, small_disk, tmp_path):
 
 def limited(arguments, log, size):
     """Like a full disk, for everyone: no file of this process may grow beyond `size` bytes."""
-    from kill_target import run_command
-
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     run_command(arguments, log)
 
@@ -176,9 +162,7 @@ def test_a_write_that_is_cut_short(processes, whole, tmp_path):
     process.kill()
     process.join()
     before = sorted(path.name for path in (run / "checkpoints").glob("step-*"))
-    context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=limited, args=(["resume", str(run)], str(log), 60_000))
-    process.start()
+    process = start(limited, ["resume", str(run)], str(log), 60_000)
     process.join(60)
     assert process.exitcode == 1
     assert "File too large" in log.read_text() and "Traceback" not in log.read_text()
