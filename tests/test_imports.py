@@ -10,7 +10,7 @@ import headcode
 ROOT = Path(headcode.__file__).parent
 # Each room may import from itself and from rooms in earlier rows.
 ROWS = [
-    {"config", "jit", "version"},
+    {"config", "jit", "safety", "version"},
     {"tasks", "ops"},
     {"nn"},
     {"interop"},

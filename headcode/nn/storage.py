@@ -7,6 +7,7 @@ import torch
 
 from headcode.nn.config import ModelConfig
 from headcode.nn.transformer import Transformer
+from headcode.safety import open_regular
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -68,7 +69,7 @@ def _skeleton(config: ModelConfig) -> Transformer:
 def _write(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
+        with open_regular(temporary, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

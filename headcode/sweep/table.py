@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from headcode.safety import is_plain_name, open_regular
 from headcode.sweep.plan import RUNS, Run
 from headcode.sweep.status import Row, is_finished, result_row
 from headcode.train.files import read_object, replace_file, to_json
@@ -80,7 +81,7 @@ class ResultsTable:
             names = read_object(self.out / SWEEP_FILE).get("runs")
         except (OSError, ValueError):
             return {}
-        return {str(name): str(identity) for name, identity in names.items()} if isinstance(names, dict) else {}
+        return {name: hash_ for name, hash_ in names.items() if is_plain_name(hash_)} if isinstance(names, dict) else {}
 
 
 def columns_of(rows: list[Row]) -> list[str]:
@@ -135,7 +136,7 @@ def _to_parquet(rows: list[Row]) -> bytes | None:
 @contextlib.contextmanager
 def _locked(out: Path) -> Iterator[None]:
     """One writer at a time; the others wait for the moment that it takes."""
-    with (out / LOCK_FILE).open("a") as lock:
+    with open_regular(out / LOCK_FILE, "a") as lock:
         with contextlib.suppress(ModuleNotFoundError):  # Windows has no such lock
             import fcntl
 

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from headcode.safety import open_regular
+
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write and sync; for files inside a folder that is not in place yet."""
-    with path.open("wb") as file:
+    with open_regular(path, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
