@@ -1,11 +1,13 @@
-"""What the package reads from disk, whoever wrote it: bounded bytes of regular files, strict JSON, plain arrays.
+"""Files that somebody else may have written or put in place: how the package reads them, and how it opens its own.
 
-Nothing in a file is run or unpickled, and no file makes a reader wait (a pipe), fill the memory (a small archive that
-expands to gigabytes) or overflow the stack (deep JSON). What is wrong is one ValueError that names the file; a file
-that is not there is an OSError, as ever.
+Read are bounded bytes of regular files, strict JSON and plain arrays. Nothing in a file is run or unpickled, and none
+makes a reader wait (a pipe), fill the memory (a small archive that expands to gigabytes) or overflow the stack (deep
+JSON). What is wrong is one ValueError that names the file; a file that is not there is an OSError, as ever. What the
+package writes is never written through a link or into a pipe.
 """
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -26,6 +28,7 @@ LONGEST_NUMBER = 300
 LARGEST_EXPANSION = 20
 """How many times its own size an .npz file may become; what is below SMALL_ARCHIVE may always."""
 SMALL_ARCHIVE = 2**28
+_UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # Windows has neither
 
 
 @contextlib.contextmanager
@@ -36,6 +39,39 @@ def open_regular(path: str | Path) -> Iterator[IO[bytes]]:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError(f"{path} is not a regular file.")
         yield file
+
+
+def open_own(path: str | Path, mode: str, **options: Any) -> Any:
+    """`open` for the files that the package writes: a symbolic link is not followed, a pipe not waited for."""
+    return open(path, mode, opener=_open_descriptor, **options)
+
+
+def _open_descriptor(path: str, flags: int) -> int:
+    try:
+        descriptor = os.open(path, (flags & ~os.O_TRUNC) | _UNFOLLOWED, 0o666)
+    except OSError:
+        if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+            raise _not_regular(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_regular(path)
+    if flags & os.O_TRUNC:  # only now: what is emptied is known to be ours
+        os.ftruncate(descriptor, 0)
+    return descriptor
+
+
+def _not_regular(path: str) -> OSError:
+    return OSError(errno.EINVAL, f"{path} is not a regular file but a link, a pipe or the like; remove it")
+
+
+def is_plain_name(name: object) -> bool:
+    """Whether a name found in a file can only mean an entry of the folder that it is looked up in.
+
+    >>> [is_plain_name(name) for name in ("model.safetensors", "..", "a/b", "C:x", "")]
+    [True, False, False, False, False]
+    """
+    return isinstance(name, str) and name not in ("", ".", "..") and not any(mark in name for mark in "/\\:\0")
 
 
 def read_bytes(path: str | Path, limit: int = LARGEST_TEXT) -> bytes:

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 from headcode import files
-from headcode.files import parse_json, read_bytes, read_json, read_npz, read_object, read_text
+from headcode.files import (
+    is_plain_name,
+    open_own,
+    parse_json,
+    read_bytes,
+    read_json,
+    read_npz,
+    read_object,
+    read_text,
+)
 
 
 def written(path, content):
@@ -155,3 +164,31 @@ def test_predicates():
 def test_json_agrees_with_pythons_own():
     values = {"a": [0, -1, 1.5e-7, 'é\n"', [], {}, None, False], "b": {"c": [[1]]}}
     assert parse_json(json.dumps(values)) == values
+
+
+@pytest.mark.parametrize("mode", ["wb", "ab", "a+", "r+"])
+def test_only_regular_files_are_written(tmp_path, mode):
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "victim")
+    (tmp_path / "dangling").symlink_to(tmp_path / "new")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("link", "dangling", "pipe", "folder"):
+        with pytest.raises(OSError, match=rf"{name} is not a regular file .*; remove it"):
+            open_own(tmp_path / name, mode)
+    assert (tmp_path / "victim").read_text() == "mine" and not (tmp_path / "new").exists()
+
+
+def test_regular_files_are_written_as_ever(tmp_path):
+    path = tmp_path / "file"
+    for mode, content, expected in (("w", "long", "long"), ("w", "new", "new"), ("a", "er", "newer")):
+        with open_own(path, mode, encoding="utf-8") as file:
+            file.write(content)
+        assert path.read_text() == expected
+    with pytest.raises(FileNotFoundError):
+        open_own(tmp_path / "missing", "r")
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "a\\b", "C:x", "..", ".", "", "a\0b", None, 3])
+def test_names_that_lead_elsewhere(name):
+    assert not is_plain_name(name)

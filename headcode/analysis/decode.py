@@ -7,6 +7,7 @@ network, the position alone, and the same decoder on the residual stream.
 
 import csv
 import dataclasses
+import io
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -265,11 +266,12 @@ def write_csv(rows: Sequence[dict[str, Any]], path: str | Path) -> Path:
     """Rows with equal keys as a CSV file."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()})
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()})
+    replace_file(path, text.getvalue().encode())
     return path
 
 

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headcode.ops import METHODS, hyper_attention
+from headcode.processes import safe_python
 
 FORWARD_BOUND, GRADIENT_BOUND = 1e-5, 1e-4
 BACKENDS = ("reference", "chunked", "cpu")
@@ -255,7 +256,7 @@ def peak_memory(shape: Shape, method: str, backend: str) -> float | None:
     if not Path("/proc/self/clear_refs").exists():
         return None
     arguments = [*map(str, shape), method, backend, str(torch.get_num_threads())]
-    command = [sys.executable, "-m", "headcode.bench.ops", *arguments]
+    command = [*safe_python(), "-m", "headcode.bench.ops", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(f"The memory measurement of {backend} at {shape} failed: {done.stderr.strip()[-300:]}")

@@ -29,6 +29,8 @@ COMMANDS = {
     "bench": "Measure the attention backends or the tasks.",
     "info": "Parameters, shapes and FLOPs of a checkpoint.",
 }
+CLOSED_PIPE = 141
+"""Exit code when the reader of our output (head, less) has gone: 128 + SIGPIPE, as other programs end."""
 
 LONGEST_SENTENCE = 2000
 """Characters of an error that are shown: it may quote a file."""
@@ -36,7 +38,29 @@ LONGEST_SENTENCE = 2000
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point. A user's mistake ends with exit code 2 and one sentence, never a traceback."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        try:
+            _carry_out(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where a closed pipe can be caught, and not at the interpreter's end
+    except BrokenPipeError:
+        drop_output()
+        raise SystemExit(CLOSED_PIPE) from None
+
+
+def drop_output() -> None:
+    """Send what is still to be written nowhere: nobody reads it, and the interpreter would complain at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def _carry_out(arguments: list[str]) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without our characters shows "?", not an error
@@ -58,9 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             command = parse_with_tyro(module.Command, name, module.__doc__ or "", rest)
         command.run()
-    except BrokenPipeError:
-        # The reader of our output (head, less) has gone: not an error worth a word.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # an OSError that is nobody's mistake
+        raise
     except KeyboardInterrupt:
         print("headcode: interrupted.", file=sys.stderr)
         raise SystemExit(130) from None

@@ -9,13 +9,12 @@ Example: headcode reproduce heads --scale smoke
 """
 
 import dataclasses
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from headcode.cli import drop_output
 from headcode.cli._tables import aligned_table
 from headcode.cli._training import Switch
 from headcode.cli.sweep import Jobs, Option, Threads, options_of, plain_endings, say_failures
@@ -117,4 +116,4 @@ def say(words: str) -> None:
     try:
         print(words, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from headcode.files import open_own
 from headcode.nn.config import ModelConfig
 from headcode.nn.transformer import Transformer
 
@@ -76,7 +77,7 @@ def check_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> 
 def _write(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
+        with open_own(temporary, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

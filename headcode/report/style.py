@@ -1,9 +1,12 @@
 """How every figure looks: colour-blind-safe, legible in one column, vector and bitmap from the same drawing."""
 
+import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from headcode.train.files import replace_file
 
 COLUMN_WIDTH = 3.4
 """Inches of one column of a two-column page."""
@@ -69,6 +72,8 @@ def save(figure: Any, stem: str | Path, formats: Sequence[str] = ("svg", "png"))
     for ending in formats:
         path = stem.with_name(f"{stem.name}.{ending}")
         metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[ending]
-        figure.savefig(path, dpi=250, metadata=metadata)
+        picture = io.BytesIO()
+        figure.savefig(picture, format=ending, dpi=250, metadata=metadata)
+        replace_file(path, picture.getvalue())
         paths.append(path)
     return paths

@@ -5,12 +5,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headcode.files import open_own
+from headcode.processes import safe_python
 from headcode.sweep.plan import Run
 from headcode.train import Runtime
 
@@ -41,7 +42,7 @@ class Worker:
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
         with open_log(log) as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "headcode.sweep.worker"],
+                [*safe_python(), "-m", "headcode.sweep.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
@@ -125,7 +126,7 @@ def log_of(run: Run) -> Path:
 
 def open_log(path: Path) -> Any:
     path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("ab")
+    return open_own(path, "ab")
 
 
 def worker_environment(threads: int, **more: str) -> dict[str, str]:

@@ -12,12 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from headcode.files import open_own
 from headcode.sweep.display import Display, RunState, SteadyDisplay, make_display
 from headcode.sweep.engines import Engine, default_threads, make_engine
 from headcode.sweep.plan import Configs, Run, plan
 from headcode.sweep.process import Outcome
 from headcode.sweep.status import Row, is_finished
-from headcode.sweep.table import ResultsTable
+from headcode.sweep.table import LOCK_FILE, ResultsTable
 from headcode.train import Runtime
 from headcode.train.folder import is_in_use
 from headcode.train.interruption import Interruption
@@ -257,7 +258,7 @@ def _make_folder(out: Path) -> None:
         raise ValueError(f"{out} is a file; choose a folder for the sweep.")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / ".lock").open("a").close()
+        open_own(out / LOCK_FILE, "a").close()
     except OSError as error:
         raise ValueError(f"{out} cannot be written ({error.strerror or error}); choose another folder.") from None
     if (out / "config.json").is_file():

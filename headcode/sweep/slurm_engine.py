@@ -10,9 +10,11 @@ submitit hands its functions to the nodes as pickles in OUT/slurm; ours is a cla
 import contextlib
 import importlib
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
+from headcode.processes import safe_python
 from headcode.sweep.plan import Run
 from headcode.sweep.process import Outcome, Worker, order_for, wait_for, worker_environment
 from headcode.train import Runtime
@@ -53,10 +55,13 @@ class SlurmEngine:
     ) -> None:
         submitit = _import_submitit()
         self._jobs, self._runtime = jobs, runtime
+        python = shlex.join(safe_python())
         try:
             self._executor = submitit.AutoExecutor(
                 folder=out / SLURM,
                 cluster=cluster,
+                slurm_python=python,
+                local_python=python,
                 slurm_max_num_timeout=MOST_TIMEOUTS,
                 local_max_num_timeout=MOST_TIMEOUTS,
             )

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headcode.files import read_object
+from headcode.files import open_own, read_object
 from headcode.sweep.plan import HASH_LENGTH, RUNS, Run
 from headcode.sweep.status import Row, is_finished, result_row
 from headcode.train.files import replace_file, to_json
@@ -141,7 +141,7 @@ def _to_parquet(rows: list[Row]) -> bytes | None:
 @contextlib.contextmanager
 def _locked(out: Path) -> Iterator[None]:
     """One writer at a time; the others wait for the moment that it takes."""
-    with (out / LOCK_FILE).open("a") as lock:
+    with open_own(out / LOCK_FILE, "a") as lock:
         with contextlib.suppress(ModuleNotFoundError):  # Windows has no such lock
             import fcntl
 

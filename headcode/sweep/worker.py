@@ -18,6 +18,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from headcode.files import open_own
 from headcode.presets import RunConfig
 from headcode.sweep.process import Outcome
 from headcode.train import Runtime, Trainer, TrainingFailed, TrainingInterrupted
@@ -84,7 +85,7 @@ def _log_to(path: Path) -> None:
     with contextlib.suppress(OSError):  # what the last log had no room for is lost
         sys.stdout.flush()
         sys.stderr.flush()
-    with path.open("ab") as log:
+    with open_own(path, "ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
 

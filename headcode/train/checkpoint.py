@@ -4,7 +4,8 @@ step-300/config.json             the model's configuration: the folder is a mode
          model.safetensors       weights
          optimizer.safetensors   the optimiser's moments
          ema.safetensors         averaged weights, if the run keeps them
-         state.json              step, random state, metrics so far, hashes of the others and of itself
+         state.json              step, the run's configuration, random state, metrics so far, hashes of the others and
+                                 of itself
 """
 
 import contextlib
@@ -20,9 +21,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from headcode.files import read_object
+from headcode.files import is_plain_name, read_object
 from headcode.nn import ModelConfig, Transformer, load_model
 from headcode.nn.storage import CONFIG_FILE, WEIGHTS_FILE, check_weights
+from headcode.presets import RunConfig
 from headcode.train.files import canonical, sha256_of, sync_folder, to_json, write_bytes
 from headcode.train.records import is_state
 from headcode.train.runtime import RunWarning
@@ -97,6 +99,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     if not is_state(state) or _sealed(state) != state:
         raise DamagedCheckpoint(folder, f"{folder / STATE_FILE} does not have the content that was written.")
     for name, expected in state["files"].items():
+        if not is_plain_name(name):
+            raise DamagedCheckpoint(folder, f"{folder / STATE_FILE} names a file of another folder.")
         path = folder / name
         if not path.is_file():
             raise DamagedCheckpoint(folder, f"{folder} has no {name}.")
@@ -147,6 +151,8 @@ def choose_checkpoint(run: Path, which: str) -> Checkpoint:
         warnings.warn(RunWarning(f"A damaged checkpoint was passed over: {complaint}"), stacklevel=3)
     if newest is None:
         raise ValueError(f"{run} has no checkpoint yet; train it first with headcode resume {run}.")
+    if (run / RUN_CONFIG_FILE).is_file():
+        refuse_changed_config(newest, run, RunConfig.from_dict(read_object(run / RUN_CONFIG_FILE)))
     if which == "last":
         return newest
     if which == "best":
@@ -158,6 +164,36 @@ def choose_checkpoint(run: Path, which: str) -> Checkpoint:
     if which not in names:
         raise ValueError(f"{run} has no checkpoint {which!r}; it has: {', '.join(names)} (and the words last, best).")
     return read_checkpoint(run / CHECKPOINTS / which)
+
+
+def refuse_changed_config(checkpoint: Checkpoint, run: Path, config: RunConfig) -> None:
+    """Compare a run's configuration with the one that its checkpoint was sealed with; older checkpoints have none."""
+    if "config" not in checkpoint.state:
+        return
+    if difference := first_difference(RunConfig.from_dict(checkpoint.state["config"]), config):
+        name, before, now = difference
+        raise ValueError(
+            f"{run / RUN_CONFIG_FILE} was changed after {checkpoint.folder.name} was saved: {name} was {before!r} and "
+            f"is {now!r} now; put {before!r} back, or start another run with --out."
+        )
+
+
+def first_difference(one: RunConfig, other: RunConfig) -> tuple[str, Any, Any] | None:
+    """The first field in which two configurations differ, by its full name, and its two values."""
+    first, second = _flatten(one.to_dict()), _flatten(other.to_dict())
+    names = (name for name in second | first if first.get(name) != second.get(name))
+    return next(((name, first.get(name), second.get(name)) for name in names), None)
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": _plain(value)}
+    return flat
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 def set_aside(damaged: Path) -> None:

@@ -5,13 +5,18 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from headcode.train.runtime import TrainingFailed
+
 T = TypeVar("T")
+LOOK_EVERY = 1.0
+"""Seconds between two looks at whether the thread is alive, while an item is waited for."""
 
 
 class Prefetcher(Generic[T]):
     """`make(first)`, `make(first + 1)`, … `make(stop - 1)`, in order, each made before it is asked for.
 
-    An error in the thread is raised where the item is asked for. Leaving the `with` block ends the thread.
+    An error in the thread is raised where the item is asked for; a thread that died without one is TrainingFailed.
+    Leaving the `with` block ends the thread.
 
     >>> with Prefetcher(lambda index: index * index, 2, 5) as squares:
     ...     list(squares)
@@ -27,7 +32,10 @@ class Prefetcher(Generic[T]):
         self._thread = threading.Thread(target=self._run, name="headcode-batches", daemon=True)
 
     def __enter__(self) -> "Prefetcher[T]":
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            raise _dead_thread("could not be started") from None
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -37,20 +45,35 @@ class Prefetcher(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         for _ in range(self._first, self._stop):
-            item, error = self._items.get()
+            item, error = self._next()
             if error is not None:
                 raise error
             self._room.release()
             yield item  # type: ignore[misc]
             del item
 
-    def _run(self) -> None:
-        for index in range(self._first, self._stop):
-            self._room.acquire()
-            if self._closed:
-                return
+    def _next(self) -> tuple[T | None, BaseException | None]:
+        while True:
+            is_alive = self._thread.is_alive()  # before looking: what a thread put there before it ended counts
             try:
+                return self._items.get(timeout=LOOK_EVERY if is_alive else 0)
+            except queue.Empty:
+                if not is_alive:
+                    raise _dead_thread("has died") from None
+
+    def _run(self) -> None:
+        try:
+            for index in range(self._first, self._stop):
+                self._room.acquire()
+                if self._closed:
+                    return
                 self._items.put((self._make(index), None))
-            except BaseException as error:
-                self._items.put((None, error))
-                return
+        except BaseException as error:
+            self._items.put((None, error))
+
+
+def _dead_thread(what: str) -> TrainingFailed:
+    return TrainingFailed(
+        f"The thread that draws batches {what}, as happens when memory or threads run out; make room for it and start "
+        "the run again: it goes on from its last checkpoint."
+    )

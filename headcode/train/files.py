@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from headcode.files import open_regular
+from headcode.files import open_own, open_regular
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write and sync; for files inside a folder that is not in place yet."""
-    with path.open("wb") as file:
+    with open_own(path, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -15,9 +15,9 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
-from headcode.files import parse_json, read_bytes, read_object
+from headcode.files import open_own, parse_json, read_bytes, read_object
 from headcode.presets import RunConfig
-from headcode.train.checkpoint import RUN_CONFIG_FILE, find_run, remove_leftovers
+from headcode.train.checkpoint import RUN_CONFIG_FILE, find_run, first_difference, remove_leftovers
 from headcode.train.files import replace_file, to_json
 from headcode.train.records import is_record, is_start, is_timing
 
@@ -89,7 +89,7 @@ class RunFolder:
         content = "".join(_line(record) for record in records).encode()
         if not path.is_file() or read_bytes(path) != content:
             replace_file(path, content)
-        self._metrics = path.open("a", encoding="utf-8")
+        self._metrics = open_own(path, "a", encoding="utf-8")
 
     def add_metrics(self, record: dict[str, Any]) -> None:
         assert self._metrics is not None, "rewind_metrics opens the file"
@@ -101,7 +101,7 @@ class RunFolder:
         os.fsync(self._metrics.fileno())
 
     def add_timing(self, record: dict[str, Any]) -> None:
-        with (self.path / TIMING_FILE).open("a", encoding="utf-8") as file:
+        with open_own(self.path / TIMING_FILE, "a", encoding="utf-8") as file:
             file.write(_line(record))
 
     def close(self) -> None:
@@ -190,24 +190,12 @@ def _refuse_strangers(path: Path) -> None:
 
 
 def _refuse_other_config(path: Path, config: RunConfig) -> None:
-    there, here = _flatten(read_run_config(path).to_dict()), _flatten(config.to_dict())
-    if different := [name for name in here | there if there.get(name) != here.get(name)]:
-        name = different[0]
+    if difference := first_difference(read_run_config(path), config):
+        name, there, here = difference
         raise ValueError(
-            f"{path} belongs to another run: {name} is {there.get(name)!r} there and {here.get(name)!r} here; "
+            f"{path} belongs to another run: {name} is {there!r} there and {here!r} here; "
             f"choose another folder with --out."
         )
-
-
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": _plain(value)}
-    return flat
-
-
-def _plain(value: Any) -> Any:
-    return [_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 def _take_lock(path: Path) -> IO[str] | None:
@@ -216,7 +204,7 @@ def _take_lock(path: Path) -> IO[str] | None:
         import fcntl
     except ModuleNotFoundError:  # Windows: no such lock, and no protection
         return None
-    lock = (path / LOCK_FILE).open("a+", encoding="utf-8", errors="replace")
+    lock = open_own(path / LOCK_FILE, "a+", encoding="utf-8", errors="replace")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -236,7 +224,7 @@ def is_in_use(path: Path) -> bool:
     try:
         import fcntl
 
-        with (path / LOCK_FILE).open(encoding="utf-8", errors="replace") as lock:
+        with open_own(path / LOCK_FILE, "r") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -29,6 +29,7 @@ from headcode.train.checkpoint import (
     newest_checkpoint,
     prune,
     read_checkpoint,
+    refuse_changed_config,
     set_aside,
     write_checkpoint,
 )
@@ -45,6 +46,7 @@ from headcode.train.randomness import random_state, seed_of, set_random_state
 from headcode.train.runtime import (
     Runtime,
     RunWarning,
+    TrainingFailed,
     changes_of_environment,
     describe_environment,
     keep_freed_memory,
@@ -54,10 +56,6 @@ from headcode.train.stopwatch import Stopwatch
 
 SIGNAL_DELAY = 8
 """Steps after which processes with GPUs heed a signal that one of them got: until then no host waits for a GPU."""
-
-
-class TrainingFailed(RuntimeError):
-    """Training had to stop; the last good checkpoint is in place. The message says why and what to do."""
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -317,6 +315,7 @@ class Trainer:
             tensors = self.learner.tensors()
             state = {
                 "step": self.step,
+                "config": self.config.to_dict(),
                 "generator_version": self.task.version,
                 "best": self.best,
                 "losses": self._losses,
@@ -328,7 +327,10 @@ class Trainer:
                 with self._disk_problems_explained():
                     self._folder.sync_metrics()
                     write_checkpoint(self._folder.path / CHECKPOINTS, self.config.model, tensors, state)
-                    prune(self._folder.path, None if self.best is None else self.best["step"])
+                    self._prune(self._folder)
+
+    def _prune(self, folder: RunFolder) -> None:
+        prune(folder.path, None if self.best is None else self.best["step"])
 
     def _restore(self) -> None:
         """Go to the newest whole checkpoint, or stay at step 0."""
@@ -344,6 +346,7 @@ class Trainer:
             return
         checkpoint = read_checkpoint(self.out / CHECKPOINTS / chosen)
         state = checkpoint.state
+        refuse_changed_config(checkpoint, self.out, self.config)
         if "generator_version" not in state:
             raise ValueError(
                 f"{self.out} has weights alone, as the zoo's models have, and not the state of their training: "
@@ -358,6 +361,8 @@ class Trainer:
         self.step, self.best, self.records = state["step"], state["best"], state["metrics"]
         self._losses, self._norms = state["losses"], state["gradient_norms"]
         set_random_state(state["random"], self.learner.device)
+        if self._folder is not None:
+            self._prune(self._folder)  # a kill right after the last checkpoint left that to us
 
     def _last_saved(self) -> str:
         """Words on what is kept of this run."""

@@ -23,6 +23,10 @@ class RunWarning(UserWarning):
     """Something about a run that its owner should know, and that does not stop it."""
 
 
+class TrainingFailed(RuntimeError):
+    """Training had to stop; the last good checkpoint is in place. The message says why and what to do."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Runtime(Config):
     """How a run is carried out. A resumed run takes what was recorded, because bits depend on it."""
@@ -142,15 +146,31 @@ def changes_of_environment(starts: list[dict[str, Any]], now: dict[str, Any]) ->
 
 
 def git_state() -> dict[str, Any] | None:
-    """Commit and cleanliness of the working folder's repository; None where there is none."""
+    """Commit and cleanliness of the working folder's repository; None where there is none.
 
-    def git(*arguments: str) -> str:
+    The repository may be anyone's, so git runs none of the programs that its configuration names.
+    """
+    # No lock: git writes no index, and so calls no hook. No protocol: objects that a partial clone lacks stay away.
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_ALLOW_PROTOCOL": "none"}
+    settings = ["core.fsmonitor=false", f"core.hooksPath={os.devnull}"]
+
+    def git(*arguments: str, codes: tuple[int, ...] = (0,)) -> str:
+        command = ["git", *(word for setting in settings for word in ("-c", setting)), *arguments]
         finished = subprocess.run(
-            ["git", *arguments], capture_output=True, text=True, timeout=10, check=True, stdin=subprocess.DEVNULL
+            command, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL, env=environment
         )
+        if finished.returncode not in codes:
+            finished.check_returncode()
         return finished.stdout.strip()
 
     try:
-        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}
-    except (OSError, subprocess.SubprocessError):
+        commit = git("rev-parse", "HEAD")
+        found = git("config", "--null", "--name-only", "--get-regexp", r"^filter\.", codes=(0, 1))  # 1: there is none
+        filters = sorted(set(filter(None, found.split("\0"))))
+        if any("=" in name for name in filters):
+            return {"commit": commit, "changed": None}  # -c cannot switch off a filter of such a name
+        settings += [f"{name}=" for name in filters]
+        # Inside a submodule git would start anew, under the submodule's own configuration.
+        return {"commit": commit, "changed": bool(git("status", "--porcelain", "--ignore-submodules=dirty"))}
+    except (OSError, ValueError, subprocess.SubprocessError):
         return None

@@ -56,7 +56,7 @@ def add_model(run: Path, name: str, about: str, *, zoo: Path = ZOO, size: int = 
     shutil.copyfile(run / RUN_CONFIG_FILE, new / RUN_CONFIG_FILE)
     shutil.copyfile(run / METRICS_FILE, new / METRICS_FILE)
     weights = checkpoint.tensors(AVERAGE_FILE if AVERAGE_FILE in checkpoint.state["files"] else WEIGHTS_FILE)
-    state = {"step": checkpoint.step, "best": None}
+    state = {"step": checkpoint.step, "config": config.to_dict(), "best": None}
     write_checkpoint(new / CHECKPOINTS, config.model, {WEIGHTS_FILE: weights}, state)
     replace_file(new / CARD_FILE, to_json(card))
     if target.exists():

@@ -1,6 +1,7 @@
 """The command line: help, mistakes in one line, and `info`."""
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -99,6 +100,52 @@ def test_module_entry_point_and_a_closed_pipe(tmp_path):
     command = f"{sys.executable} -m headcode info {tmp_path} | head -1"
     run = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert run.stdout == "parameters       151,009\n" and run.stderr == ""
+
+
+def closed_pipe(*arguments, **options):
+    """A command whose output nobody reads from the start: its exit code and what it says on stderr."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.run([sys.executable, "-m", "headcode", *arguments], stdout=writer, text=True, **options)
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--version",),
+        ("help",),
+        ("info", "--help"),
+        ("train", "--help"),
+        ("train", "logic", "--help"),
+        ("reproduce",),
+    ],
+    ids=" ".join,
+)
+def test_a_closed_pipe_ends_every_command_in_silence(arguments):
+    run = closed_pipe(*arguments, stderr=subprocess.PIPE)
+    assert (run.stderr, run.returncode) == ("", 141)
+
+
+def test_a_closed_pipe_with_more_output_than_it_holds(tmp_path):
+    rows = "".join(f"run{number},{number}\n" for number in range(20_000))
+    (tmp_path / "results.csv").write_text("name,loss\n" + rows)
+    for options in ([], ["--json"]):
+        run = closed_pipe("results", str(tmp_path), *options, stderr=subprocess.PIPE)
+        assert (run.stderr, run.returncode) == ("", 141)
+
+
+def test_a_closed_pipe_of_errors_too():
+    assert closed_pipe("trian", stderr=subprocess.STDOUT).returncode == 141
+
+
+def test_no_output_at_all():
+    """With stdout closed, as by `>&-`, there is no stream to flush."""
+    run = subprocess.run(f"{sys.executable} -m headcode --version >&-", shell=True, capture_output=True, text=True)
+    assert (run.stderr, run.returncode) == ("", 0)
 
 
 def test_ctrl_c_is_not_a_traceback(monkeypatch, capsys):

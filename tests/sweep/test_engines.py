@@ -2,11 +2,12 @@
 
 import json
 import os
+import resource
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from sweep_helpers import Listener, results_of, small_config
@@ -14,7 +15,7 @@ from sweep_helpers import Listener, results_of, small_config
 from headcode.sweep import SweepFailed, config_hash, grid, run_sweep
 from headcode.sweep.engines import LocalEngine, available_cores, default_threads, make_engine
 from headcode.sweep.plan import plan
-from headcode.sweep.process import THREAD_VARIABLES, Worker, order_for, wait_for, worker_environment
+from headcode.sweep.process import THREAD_VARIABLES, Worker, log_of, order_for, wait_for, worker_environment
 from headcode.sweep.ray_engine import _connect
 from headcode.sweep.status import is_finished
 from headcode.train import Runtime
@@ -35,19 +36,53 @@ def checkpoints(run):
     return list((run.folder / "checkpoints").glob("step-*"))
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs limits that can be set from outside")
 def test_a_worker_whose_log_has_no_room_still_answers(tmp_path):
     run = plan({"a": small_config()}, tmp_path)[0]
-    order = json.loads(order_for(run, CPU, wait=False)) | {"log": "/dev/full"}
-    worker = Worker(worker_environment(1), Path("/dev/full"))
+    order = json.loads(order_for(run, CPU, wait=False))
+    worker = Worker(worker_environment(1), log_of(run))
     try:
-        for wrong in ({"steps": "x"}, {"batch_size": 0}):
+        for wrong in ({"seed": -1}, {"steps": "x"}, {"batch_size": 0}):
             worker.begin(json.dumps(order | {"config": order["config"] | wrong}))
             outcome = wait_for(worker)
             assert outcome.state == "failed" and next(iter(wrong)) in outcome.message
+            # From here on no file of this process may grow.
+            resource.prlimit(worker._process.pid, resource.RLIMIT_FSIZE, (0, 0))
         assert worker.can_go_on()
+        assert log_of(run).read_text().count("headcode: ") == 1
     finally:
         worker.end(30)
+
+
+@pytest.fixture
+def trap(tmp_path, monkeypatch):
+    """A working folder whose modules leave a mark when they are imported; the mark's path."""
+    for name in ("json", "torch", "numpy", "headcode", "submitit", "cloudpickle"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write(__name__)\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "mark"
+
+
+def test_a_worker_imports_nothing_from_the_working_folder(tmp_path, trap):
+    run = plan({"a": small_config(steps=7)}, tmp_path / "sweep")[0]
+    worker = Worker(worker_environment(1), log_of(run))
+    try:
+        worker.begin(order_for(run, CPU, wait=False))
+        assert wait_for(worker) == ("finished", "")
+    finally:
+        worker.end(30)
+    assert not trap.exists()
+    subprocess.run([sys.executable, "-m", "headcode.sweep.worker"], capture_output=True, stdin=subprocess.DEVNULL)
+    assert trap.exists()  # Python's own -m falls into it
+
+
+def test_a_slurm_job_imports_nothing_from_the_working_folder(tmp_path, trap):
+    pytest.importorskip("submitit")
+    engine = make_engine("slurm", tmp_path / "sweep", 1, CPU, {"cluster": "local"})
+    command = shlex.split(engine._executor._executor._submitit_command_str)
+    job = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "SUBMITIT_EXECUTOR": "local"})
+    assert "submitit" in job.stderr and "SUBMITIT_LOCAL_JOB_ID" in job.stderr  # it began, and finds no job to do
+    assert not trap.exists()
 
 
 def test_a_worker_finishes_fails_and_stops(tmp_path):

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from headcode.train import TrainingFailed
 from headcode.train.data import Prefetcher
 
 
@@ -57,3 +58,45 @@ def test_leaving_early_ends_the_thread(taken):
 def test_nothing_to_draw():
     with Prefetcher(lambda index: index, 5, 5) as items:
         assert list(items) == []
+
+
+def test_a_thread_that_dies_before_its_first_item(monkeypatch):
+    """As under a debugger whose hook fails: the thread is started, and ends before any of our code runs."""
+    monkeypatch.setattr(threading.Thread, "run", lambda thread: None)
+    with (
+        pytest.raises(TrainingFailed, match="The thread that draws batches has died.*goes on from its last checkpoint"),
+        Prefetcher(lambda index: index, 0, 5) as items,
+    ):
+        next(iter(items))
+    assert not threads()
+
+
+def test_a_thread_that_dies_later_gives_what_it_made(monkeypatch):
+    def dying(prefetcher):
+        for index in range(2):
+            prefetcher._items.put((index, None))
+
+    monkeypatch.setattr(Prefetcher, "_run", dying)
+    seen = []
+    with pytest.raises(TrainingFailed, match="has died"), Prefetcher(lambda index: index, 0, 5) as items:
+        seen.extend(items)
+    assert seen == [0, 1]
+
+
+def test_an_error_outside_of_making_surfaces_too(monkeypatch):
+    def no_memory():
+        raise MemoryError
+
+    items = Prefetcher(lambda index: index, 0, 5)
+    monkeypatch.setattr(items._room, "acquire", no_memory)
+    with pytest.raises(MemoryError), items:
+        next(iter(items))
+
+
+def test_a_thread_that_cannot_be_started(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(TrainingFailed, match="The thread that draws batches could not be started"):
+        Prefetcher(lambda index: index, 0, 5).__enter__()

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from headcode.files import is_count, is_word, read_bytes, read_object
+from headcode.files import is_count, is_plain_name, is_word, open_own, read_bytes, read_object
 from headcode.tasks.language.tokenizer import (
     KINDS,
     LARGEST_VOCABULARY,
@@ -143,6 +143,8 @@ class TokenShards:
         files = [entry for facts in self.index["splits"].values() for entry in facts["files"]]
         total = sum(entry["bytes"] for entry in files)
         for entry in files:
+            if not is_plain_name(entry["name"]):
+                raise ValueError(f"{self.folder / INDEX_FILE} names a file of another folder; remove {self.folder}.")
             path = self.folder / entry["name"]
             if not path.is_file() or path.stat().st_size != entry["bytes"]:
                 raise ValueError(f"{path} is missing or has another size than was written; remove {self.folder}.")
@@ -244,7 +246,7 @@ class _File:
     def __init__(self, folder: Path, name: str) -> None:
         self.name, self.size = name, 0
         self._digest = hashlib.sha256()
-        self._file: BinaryIO | None = (folder / name).open("wb")
+        self._file: BinaryIO | None = open_own(folder / name, "wb")
 
     def write(self, numbers: np.ndarray, dtype: str) -> None:
         assert self._file is not None
@@ -278,7 +280,7 @@ def locked_store() -> Iterator[Path]:
     """One process prepares at a time; those that wait find the work done. What a killed one left is removed."""
     folder = store()
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as lock:
+    with open_own(folder / ".lock", "a") as lock:
         try:
             import fcntl
 
@@ -350,7 +352,7 @@ def _sha256(path: Path) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
+    with open_own(path, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -1,0 +1,151 @@
+"""Links and pipes that others put into run folders, sweep folders and stores: not written through, not waited for."""
+
+import hashlib
+import json
+import os
+import shutil
+
+import pytest
+from training_helpers import small_config, train
+
+from headcode.analysis.decode import write_csv
+from headcode.report import style
+from headcode.sweep import run_sweep
+from headcode.sweep.process import open_log
+from headcode.sweep.table import ResultsTable
+from headcode.tasks.language import shards
+from headcode.train import TrainingFailed
+from headcode.train import checkpoint as checkpoints
+from headcode.train.checkpoint import DamagedCheckpoint, read_checkpoint
+from headcode.train.files import replace_file
+from headcode.train.folder import RunFolder, is_in_use
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="links and pipes as on Unix")
+SECRET = "a file of somebody else\n"
+
+
+@pytest.fixture
+def victim(tmp_path):
+    path = tmp_path / "victim"
+    path.write_text(SECRET)
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    run = tmp_path_factory.mktemp("finished") / "run"
+    train(small_config(), run)
+    return run
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def plant(path, victim, kind):
+    path.unlink(missing_ok=True)
+    if kind == "link":
+        path.symlink_to(victim)
+    else:
+        os.mkfifo(path)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_the_lock_of_a_run(run, victim, kind):
+    plant(run / ".lock", victim, kind)
+    assert not is_in_use(run)
+    words = r"run cannot be written \(.*\.lock is not a regular file but a link, a pipe or the like; remove it\)"
+    with pytest.raises(ValueError, match=words):
+        RunFolder.open(run)
+    with pytest.raises(ValueError, match=words):
+        train(small_config(), run)
+    assert victim.read_text() == SECRET
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_the_timing_of_a_run(run, victim, kind):
+    shutil.rmtree(run / "checkpoints")
+    plant(run / "timing.jsonl", victim, kind)
+    with pytest.raises(TrainingFailed, match=r"could not be written at step 7 \(.*timing\.jsonl is not a regular file"):
+        train(small_config(), run)
+    assert victim.read_text() == SECRET
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_the_records_of_a_run(run, victim, kind):
+    """Other content is replaced as a whole, by a file of our own; the right one is not gone on with."""
+    plant(run / "metrics.jsonl", victim, kind)
+    train(small_config(), run)
+    assert (run / "metrics.jsonl").is_file() and not (run / "metrics.jsonl").is_symlink()
+    victim.write_bytes((run / "metrics.jsonl").read_bytes())
+    plant(run / "metrics.jsonl", victim, "link")
+    with pytest.raises(OSError, match=r"metrics\.jsonl is not a regular file"):
+        train(small_config(), run)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_the_draft_of_a_file(tmp_path, victim, kind):
+    """The name of a draft has the process in it, which can be guessed."""
+    plant(tmp_path / f".table.csv.{os.getpid()}", victim, kind)
+    with pytest.raises(OSError, match="is not a regular file"):
+        replace_file(tmp_path / "table.csv", b"new")
+    assert victim.read_text() == SECRET and not (tmp_path / "table.csv").exists()
+
+
+def test_tables_and_figures_replace_a_link(tmp_path, victim):
+    for name in ("rows.csv", "figure.png"):
+        (tmp_path / name).symlink_to(victim)
+    write_csv([{"a": 1, "b": 0.12345678}], tmp_path / "rows.csv")
+    with style.canvas(1, 1) as (figure, _):
+        style.save(figure, tmp_path / "figure", formats=("png",))
+    assert (tmp_path / "rows.csv").read_bytes() == b"a,b\n1,0.123457\n"
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert victim.read_text() == SECRET and not (tmp_path / "figure.png").is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_the_lock_and_the_logs_of_a_sweep(tmp_path, victim, kind):
+    out = tmp_path / "sweep"
+    out.mkdir()
+    plant(out / ".lock", victim, kind)
+    with pytest.raises(ValueError, match=r"sweep cannot be written \(.*\.lock is not a regular file"):
+        run_sweep({"one": small_config()}, out, threads=1)
+    (out / "logs").mkdir()
+    plant(out / "logs" / "abc.log", victim, kind)
+    with pytest.raises(OSError, match="is not a regular file"):
+        open_log(out / "logs" / "abc.log")
+    assert victim.read_text() == SECRET
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_the_lock_of_the_text_store(tmp_path, victim, kind, monkeypatch):
+    monkeypatch.setenv("HEADCODE_TEXTS", str(tmp_path))
+    plant(tmp_path / ".lock", victim, kind)
+    with pytest.raises(OSError, match="is not a regular file"), shards.locked_store():
+        pass
+    assert victim.read_text() == SECRET
+
+
+@pytest.mark.parametrize("name", ["../step-24/model.safetensors", "{folder}/model.safetensors", ".."])
+def test_a_state_that_names_files_elsewhere_is_damaged(run, name):
+    folder = run / "checkpoints" / "step-30"
+    name = name.format(folder=run / "checkpoints" / "step-24")
+    state = json.loads((folder / "state.json").read_text())
+    content = (folder / name).read_bytes() if name != ".." else b""
+    state["files"][name] = hashlib.sha256(content).hexdigest()
+    (folder / "state.json").write_text(json.dumps(checkpoints._sealed(state)))
+    with pytest.raises(DamagedCheckpoint, match=r"state\.json names a file of another folder"):
+        read_checkpoint(folder)
+
+
+def test_a_sweep_that_names_runs_elsewhere(run, tmp_path):
+    """A finished run outside of the sweep's folder makes no row."""
+    (tmp_path / "sweep" / "runs").mkdir(parents=True)
+    shutil.copytree(run, tmp_path / "sweep" / "runs" / "0123456789ab")
+    names = {"inside": "0123456789ab", "outside": "../../run", "absolute": str(run), "number": 3}
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps({"runs": names}))
+    ResultsTable(tmp_path / "sweep").write()
+    rows = (tmp_path / "sweep" / "results.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows[1:]] == ["inside"]
