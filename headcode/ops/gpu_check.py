@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from headcode.files import read_object
+from headcode.jit import private_folder
 from headcode.ops import _gpu_plan, _gpu_tuning, chunked, gpu, reference
 
 if TYPE_CHECKING:
@@ -38,7 +40,6 @@ BOUNDS = {"float32": (1e-4, 1e-3), "tf32": (5e-3, 2e-2), "bfloat16": (2e-2, 5e-2
 BATCH, QUERIES, KEYS = 2, 37, 67
 """Ragged, and several tiles of keys."""
 AGREES = ""
-LARGEST_FILE = 2**16
 
 
 class Kind(NamedTuple):
@@ -281,20 +282,21 @@ def _remembered(kind: Kind, device: torch.device) -> str | None:
     return _outcomes.get((kind, device))
 
 
-def _file(identity: str) -> Path:
+def _file(identity: str) -> Path | None:
+    """Where an outcome is kept; None if others may write there."""
     folder = os.environ.get("HEADCODE_CACHE_DIR")
     if not folder:
         folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "headcode")
-    return Path(folder) / "gpu-checks" / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.json"
+    private = private_folder(Path(folder) / "gpu-checks")
+    return None if private is None else private / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.json"
 
 
 def _read(identity: str) -> str | None:
     """An outcome from an earlier process; a file that is missing, damaged or another's is none."""
-    with suppress(OSError, ValueError, RecursionError, RuntimeError):
-        path = _file(identity)
-        if path.is_file() and path.stat().st_size <= LARGEST_FILE:
-            found = json.loads(path.read_text("utf-8"))
-            if isinstance(found, dict) and found.get("identity") == identity and isinstance(found.get("outcome"), str):
+    with suppress(OSError, ValueError, RuntimeError):
+        if path := _file(identity):
+            found = read_object(path)
+            if found.get("identity") == identity and isinstance(found.get("outcome"), str):
                 return found["outcome"]
     return None
 
@@ -302,9 +304,8 @@ def _read(identity: str) -> str | None:
 def _write(identity: str, outcome: str) -> None:
     """For later processes; where that is not possible, they compare again."""
     with suppress(OSError, RuntimeError):
-        path = _file(identity)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
-        with open(handle, "w", encoding="utf-8") as file:
-            json.dump({"identity": identity, "outcome": outcome}, file)
-        os.replace(name, path)
+        if path := _file(identity):
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
+            with open(handle, "w", encoding="utf-8") as file:
+                json.dump({"identity": identity, "outcome": outcome}, file)
+            os.replace(name, path)

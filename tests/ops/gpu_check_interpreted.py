@@ -9,6 +9,7 @@ import logging
 import pytest
 import torch
 
+from headcode.jit import private_folder
 from headcode.ops import _gpu_plan, _gpu_tuning, chunked, explain_backend, gpu, gpu_check, hyper_attention
 from headcode.ops.gpu_check import AGREES, Kind, compare
 
@@ -27,6 +28,7 @@ def new_machine(monkeypatch, tmp_path):
 
 
 def new_process(monkeypatch):
+    private_folder.cache_clear()
     monkeypatch.setattr(gpu_check, "_outcomes", {})
     monkeypatch.setattr(gpu_check, "_warned", False)
 
@@ -189,6 +191,17 @@ def test_a_damaged_file_is_no_outcome(content, agreed, monkeypatch, new_machine)
     new_process(monkeypatch)
     hyper_attention(q, k, v)
     assert len(agreed) == 2 and json.loads(file.read_text())["outcome"] == AGREES
+
+
+@pytest.mark.filterwarnings("ignore:Compiled kernels are not kept on disk")
+def test_a_folder_that_others_may_write_is_not_believed(agreed, monkeypatch, new_machine):
+    q, k, v = inputs()
+    for mode, comparisons in ((0o700, 1), (0o700, 1), (0o777, 2), (0o777, 3)):
+        if agreed:
+            (new_machine / "gpu-checks").chmod(mode)
+        new_process(monkeypatch)
+        hyper_attention(q, k, v)
+        assert len(agreed) == comparisons
 
 
 def test_a_folder_that_cannot_be_written_costs_the_memory_alone(agreed, monkeypatch, new_machine):
