@@ -25,10 +25,9 @@ from torch import Tensor
 from headcode.bench.ops import Shape, inputs, split
 from headcode.bench.roofline import DEVICES, best_seconds, work
 from headcode.ops import METHODS, hyper_attention
+from headcode.ops.gpu_check import BOUNDS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-BOUNDS = {"float32": (1e-4, 1e-3), "tf32": (5e-3, 2e-2), "bfloat16": (2e-2, 5e-2), "float16": (3e-3, 1e-2)}
-"""Relative RMS error of output and gradients."""
 SHAPES = ("128,8,96,2", "128,16,36,4", "8,16,512,8", "4,16,2048,8", "4,16,2048,64")
 # Ragged, and each kind of tile: narrow, in chunks, wide.
 CHECKS = (Shape(3, 5, 67, 3), Shape(2, 16, 131, 8), Shape(2, 7, 61, 19), Shape(1, 16, 127, 64), Shape(1, 64, 33, 128))

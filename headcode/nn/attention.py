@@ -276,7 +276,7 @@ class HyperAttention(nn.Module):
         cache: LayerCache | None,
     ) -> Tensor:
         if key_padding_mask is not None:
-            v = v.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+            k, v = (t.masked_fill(key_padding_mask[:, None, :, None], 0.0) for t in (k, v))
         read = slice(start, start + q.shape[2])
         if q.shape[2] != k.shape[2]:
             q = F.pad(q, (0, 0, start, k.shape[2] - read.stop))

@@ -61,7 +61,9 @@ def run_fused(block: TransformerBlock, x: Tensor, queries: slice | None, dropout
         dropout_seed=seed,
         differentiable=functools.partial(_run_op_by_op, block, queries, seed),
     )
-    return fused_block(x, weights, call)
+    out = fused_block(x, weights, call)
+    # Its kernels leave later tokens out by multiplying with 0, but 0 · NaN is NaN (see `ops.cpu`).
+    return None if attention.causal and out.detach().sum().isnan() else out
 
 
 def why_op_by_op(block: TransformerBlock, x: Tensor) -> str | None:

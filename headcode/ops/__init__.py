@@ -80,13 +80,14 @@ def hyper_attention(
     call = check_call(
         q, k, v, mask, bias, relative_bias, causal, scale, norm, value_net, pooling, dropout, dropout_seed, query_offset
     )
-    choice = choose_backend(_problem(call), _with_forward_mode(backend))
+    choice = choose_backend(_problem(call), backend)
     with _without_autocast(q.device.type):
         if choice.name == "reference":
             return reference.hyper_attention(*call.tensors, **call.options)  # type: ignore[arg-type]
         from headcode.ops import eager, registration
 
-        arguments = (*call.tensors, *call.options.values(), choice.name)
+        name = "checked" if choice.name == "triton" and backend == "auto" else choice.name
+        arguments = (*call.tensors, *call.options.values(), name)
         if eager.is_plain(*call.tensors):
             return eager.hyper_attention(*arguments)
         return registration.hyper_attention(*arguments)[0]
@@ -156,13 +157,13 @@ def _without_autocast(device: str) -> AbstractContextManager:
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
-def _with_forward_mode(backend: str) -> str:
-    """Under forward-mode differentiation only the reference has derivatives; the others would give zeros in silence."""
-    if forward_ad._current_level < 0 or backend == "reference":
-        return backend
-    if backend != "auto":
-        raise ValueError(f"backend {backend!r} has no forward-mode derivative; use backend='reference'.")
-    return "reference"
+def _missing_rule() -> str | None:
+    """What only the reference has of what is at work here: the other backends would fail, or give zeros in silence."""
+    if forward_ad._current_level >= 0:
+        return "forward-mode derivative"
+    if torch._C._are_functorch_transforms_active():
+        return "rule for the transforms of torch.func"
+    return None
 
 
 def _problem(call: Call) -> Problem:
@@ -189,4 +190,5 @@ def _problem(call: Call) -> Problem:
         aligned=call.options["query_offset"] == k.shape[2] - q.shape[2],
         needs_grad=torch.is_grad_enabled()
         and any(t is not None and t.requires_grad for t in (q, k, v, bias, relative_bias)),
+        missing_rule=_missing_rule(),
     )

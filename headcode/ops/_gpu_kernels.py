@@ -12,6 +12,7 @@ from headcode.ops._gpu_tiles import (
     band_of,
     codes_of,
     column,
+    finite,
     keep_pairs,
     line_pointers,
     multiply,
@@ -141,8 +142,8 @@ def forward_kernel(
         codes, _ = codes_of(scores, sums, seen, keep_scale, H, NORM, RMS_EPSILON)
         factors = pair_factors(rows, cols, seen, query_offset, stream, threshold, keep_scale, DROPOUT)
         total = value_forward(
-            codes * factors[None, :, :], line_pointers(v_heads, cols, v_t), v_d, k_there, total, out_lines, q_there,
-            DV, DVC, NET, V_WIDE, PRECISION,
+            codes * factors[None, :, :], seen, line_pointers(v_heads, cols, v_t), v_d, k_there, total, out_lines,
+            q_there, DV, DVC, NET, V_WIDE, CAUSAL or MASKED, PRECISION,
         )  # fmt: skip
         if DV > DVC:
             tl.debug_barrier()
@@ -169,8 +170,8 @@ def tile_backward(
     codes, factor = codes_of(scores, sums, seen, keep_scale, H, NORM, RMS_EPSILON)
     factors = pair_factors(rows, cols, seen, query_offset, stream, threshold, keep_scale, DROPOUT)
     grad_codes, total = value_backward(
-        codes * factors[None, :, :], v_lines, v_d, k_there, grad_lines, grad_d, q_there, total, grad_v_lines,
-        DV, DVC, NET, V_WIDE, WITH_V, PRECISION,
+        codes * factors[None, :, :], seen, v_lines, v_d, k_there, grad_lines, grad_d, q_there, total, grad_v_lines,
+        DV, DVC, NET, V_WIDE, WITH_V, CAUSAL or MASKED, PRECISION,
     )  # fmt: skip
     grad_codes = grad_codes * factors[None, :, :]
     if TO_CODES:
@@ -214,6 +215,7 @@ def query_kernel(
         if not TO_CODES:
             deltas = tl.load(delta + places, mask=q_there, other=0.0)
     total = tl.zeros((HP, BQ, DC), tl.float32)
+    MASKS: tl.constexpr = CAUSAL or MASKED
     for first_col in range(0, key_end(first_row, num_queries, num_keys, query_offset, CAUSAL, BQ), BK):
         cols = first_col + tl.arange(0, BK)
         k_there = heads_there[:, None] & (cols < num_keys)[None, :]
@@ -231,20 +233,20 @@ def query_kernel(
             gradient = (gradient * scale).to(k.dtype.element_ty)
             for start in range(0, D, DC):
                 here = start + dims
-                part = multiply(gradient, chunk(k_lines, k_d, k_there, here, D, "hld"), PRECISION)
+                part = multiply(gradient, finite(chunk(k_lines, k_d, k_there, here, D, "hld"), MASKS), PRECISION)
                 if D <= DC:
                     total += part
                 else:
                     store_chunk(out_lines, q_there, here, D, part, True, "hld")
         elif D <= DC:
             for d in range(D):
-                part = tl.sum(gradient * column(k_lines, k_d, k_there, d)[:, None, :], 2)
+                part = tl.sum(gradient * finite(column(k_lines, k_d, k_there, d), MASKS)[:, None, :], 2)
                 total = put_column(total, dims, d, part * scale)
         else:
             for start in range(0, D, DC):
                 chunk_total = tl.zeros((HP, BQ, DC), tl.float32)
                 for d in range(start, tl.minimum(start + DC, D)):
-                    part = tl.sum(gradient * column(k_lines, k_d, k_there, d)[:, None, :], 2)
+                    part = tl.sum(gradient * finite(column(k_lines, k_d, k_there, d), MASKS)[:, None, :], 2)
                     chunk_total = put_column(chunk_total, dims, d - start, part * scale)
                 store_chunk(out_lines, q_there, start + dims, D, chunk_total, True, "hld")
         if D > DC and not TO_CODES:
@@ -285,6 +287,7 @@ def key_kernel(
     total_k = tl.zeros((HP, BK, DC), tl.float32)
     ORDER: tl.constexpr = "lhd" if V_WIDE and NET != "linear" else "hld"
     total_v = empty_sum(HP, BK, DVC, ORDER)
+    MASKS: tl.constexpr = CAUSAL or MASKED
     start_row = 0
     if CAUSAL:
         start_row = tl.maximum(first_col - query_offset, 0) // BQ * BQ
@@ -309,20 +312,20 @@ def key_kernel(
             gradient = tl.permute((gradient * scale).to(q.dtype.element_ty), (0, 2, 1))
             for start in range(0, D, DC):
                 here = start + dims
-                part = multiply(gradient, chunk(q_lines, q_d, q_there, here, D, "hld"), PRECISION)
+                part = multiply(gradient, finite(chunk(q_lines, q_d, q_there, here, D, "hld"), MASKS), PRECISION)
                 if D <= DC:
                     total_k += part
                 else:
                     store_chunk(grad_k_lines, k_there, here, D, part, True, "hld")
         elif D <= DC:
             for d in range(D):
-                part = tl.sum(gradient * column(q_lines, q_d, q_there, d)[:, :, None], 1)
+                part = tl.sum(gradient * finite(column(q_lines, q_d, q_there, d), MASKS)[:, :, None], 1)
                 total_k = put_column(total_k, dims, d, part * scale)
         else:
             for start in range(0, D, DC):
                 chunk_total = tl.zeros((HP, BK, DC), tl.float32)
                 for d in range(start, tl.minimum(start + DC, D)):
-                    part = tl.sum(gradient * column(q_lines, q_d, q_there, d)[:, :, None], 1)
+                    part = tl.sum(gradient * finite(column(q_lines, q_d, q_there, d), MASKS)[:, :, None], 1)
                     chunk_total = put_column(chunk_total, dims, d - start, part * scale)
                 store_chunk(grad_k_lines, k_there, start + dims, D, chunk_total, True, "hld")
         if D > DC or DV > DVC:

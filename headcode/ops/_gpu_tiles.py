@@ -65,6 +65,20 @@ def column(lines, stride, there, d):
 
 
 @triton.jit
+def finite(x, MASKS: tl.constexpr):
+    """With masks, x with 0 for what is not finite: a masked pair's 0 · NaN would be NaN."""
+    if MASKS:
+        x = tl.where(x - x == 0, x, 0.0).to(x.dtype)
+    return x
+
+
+@triton.jit
+def spoil(codes, x, seen):
+    """The codes (HP, BQ, BK), NaN where a seen key's line of x (HP, BK, dims) has a number that is not finite."""
+    return codes + tl.where(seen[None, :, :], tl.sum((x - x).to(tl.float32), 2)[:, None, :], 0.0)
+
+
+@triton.jit
 def raw_scores(
     q_lines, q_d, q_there, k_lines, k_d, k_there,
     D: tl.constexpr, DC: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
@@ -125,5 +139,5 @@ def scores_gradient(codes, factor, grad, delta, seen, H: tl.constexpr, NORM: tl.
         grad = factor[None, :, :] * (grad - codes * (tl.sum(codes * grad, 0) / H)[None, :, :])
         grad = tl.where(seen[None, :, :], grad, 0.0)
     elif NORM == "softmax":
-        grad = codes * (grad - delta[:, :, None])
+        grad = tl.where(seen[None, :, :], codes * (grad - delta[:, :, None]), 0.0)
     return grad

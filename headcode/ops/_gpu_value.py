@@ -9,19 +9,22 @@ products: with z the codes, g the gradient of the output,
 
 A sum over tiles either stays in registers (one chunk holds all dims) or is added up, chunk by chunk, in float32 memory
 that no other program touches: no atomics, one order.
+
+With MASKS (causal or a mask), whatever a pair that is not seen would multiply with its code 0 is left out by selection:
+0 · NaN is NaN.
 """
 
 import triton
 import triton.language as tl
 
-from headcode.ops._gpu_tiles import column, multiply
+from headcode.ops._gpu_tiles import column, finite, multiply, spoil
 
 
 @triton.jit
 def activate(x, NET: tl.constexpr):
     """The activation and its derivative."""
     if NET == "relu":
-        value = tl.maximum(x, 0.0)
+        value = tl.where(x <= 0, 0.0, x)  # NaN stays NaN, which a maximum would hide
         slope = tl.where(x > 0, 1.0, 0.0)
     elif NET == "silu":
         sigmoid = tl.sigmoid(x)
@@ -87,26 +90,34 @@ def store_chunk(lines, there, dims, D: tl.constexpr, values, ADD: tl.constexpr, 
 
 
 @triton.jit
-def column_forward(codes, v, NET: tl.constexpr):
+def select(x, seen, MASKS: tl.constexpr):
+    """With masks, x with 0 where a pair is not seen."""
+    if MASKS:
+        x = tl.where(seen, x, 0.0)
+    return x
+
+
+@triton.jit
+def column_forward(codes, seen, v, NET: tl.constexpr, MASKS: tl.constexpr):
     """One dim of the tile's part of the output: (HP, BQ)."""
     if NET == "linear":
-        return tl.sum(codes * v[:, None, :], 2)
+        return tl.sum(select(codes * v[:, None, :], seen[None, :, :], MASKS), 2)
     else:
-        hidden, _ = activate(tl.sum(codes * v[:, None, :], 0), NET)
+        hidden, _ = activate(select(tl.sum(codes * v[:, None, :], 0), seen, MASKS), NET)
         return tl.sum(codes * hidden[None, :, :], 2)
 
 
 @triton.jit
-def column_backward(codes, grad_codes, v, grad, NET: tl.constexpr, WITH_V: tl.constexpr):
+def column_backward(codes, seen, grad_codes, v, grad, NET: tl.constexpr, WITH_V: tl.constexpr, MASKS: tl.constexpr):
     """`grad_codes` with one dim's part added, and that dim of v's gradient (HP, BK) if WITH_V."""
     grad_v = 0.0
     if NET == "linear":
         grad_codes += grad[:, :, None] * v[:, None, :]
         if WITH_V:
-            grad_v = tl.sum(codes * grad[:, :, None], 1)
+            grad_v = tl.sum(select(codes * grad[:, :, None], seen[None, :, :], MASKS), 1)
     else:
-        hidden, slope = activate(tl.sum(codes * v[:, None, :], 0), NET)
-        grad_mixed = tl.sum(codes * grad[:, :, None], 0) * slope
+        hidden, slope = activate(select(tl.sum(codes * v[:, None, :], 0), seen, MASKS), NET)
+        grad_mixed = select(tl.sum(codes * grad[:, :, None], 0), seen, MASKS) * slope
         grad_codes += grad[:, :, None] * hidden[None, :, :] + grad_mixed[None, :, :] * v[:, None, :]
         if WITH_V:
             grad_v = tl.sum(codes * grad_mixed[None, :, :], 1)
@@ -116,6 +127,7 @@ def column_backward(codes, grad_codes, v, grad, NET: tl.constexpr, WITH_V: tl.co
 @triton.jit
 def value_forward(
     codes,
+    seen,
     v_lines,
     v_d,
     v_there,
@@ -126,6 +138,7 @@ def value_forward(
     DVC: tl.constexpr,
     NET: tl.constexpr,
     WIDE: tl.constexpr,
+    MASKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """The tile's part of the output, added to `total` or, where one chunk does not hold all dims, to `out_lines`."""
@@ -135,10 +148,14 @@ def value_forward(
         for start in range(0, DV, DVC):
             here = start + dims
             if NET == "linear":
-                part = multiply(z, chunk(v_lines, v_d, v_there, here, DV, "hld"), PRECISION)
+                v = chunk(v_lines, v_d, v_there, here, DV, "hld")
+                if MASKS:
+                    z = spoil(codes, v, seen).to(v.dtype)
+                part = multiply(z, finite(v, MASKS), PRECISION)
             else:
                 v = chunk(v_lines, v_d, v_there, here, DV, "lhd")
-                hidden, _ = activate(multiply(tl.permute(z, (2, 1, 0)), v, PRECISION), NET)
+                mixed = multiply(tl.permute(z, (2, 1, 0)), v, PRECISION)  # (BK, BQ, DVC)
+                hidden, _ = activate(select(mixed, tl.trans(seen)[:, :, None], MASKS), NET)
                 hidden = tl.permute(hidden.to(z.dtype), (1, 0, 2))
                 part = multiply(tl.permute(z, (1, 0, 2)), hidden, PRECISION)
             if DV <= DVC:
@@ -147,12 +164,16 @@ def value_forward(
                 store_chunk(out_lines, out_there, here, DV, part, True, "hld" if NET == "linear" else "lhd")
     elif DV <= DVC:
         for d in range(DV):
-            total = put_column(total, dims, d, column_forward(codes, column(v_lines, v_d, v_there, d), NET))
+            total = put_column(
+                total, dims, d, column_forward(codes, seen, column(v_lines, v_d, v_there, d), NET, MASKS)
+            )
     else:
         for start in range(0, DV, DVC):
             part = tl.zeros(total.shape, tl.float32)
             for d in range(start, tl.minimum(start + DVC, DV)):
-                part = put_column(part, dims, d - start, column_forward(codes, column(v_lines, v_d, v_there, d), NET))
+                part = put_column(
+                    part, dims, d - start, column_forward(codes, seen, column(v_lines, v_d, v_there, d), NET, MASKS)
+                )
             store_chunk(out_lines, out_there, start + dims, DV, part, True, "hld")
     return total
 
@@ -160,6 +181,7 @@ def value_forward(
 @triton.jit
 def value_backward(
     codes,
+    seen,
     v_lines,
     v_d,
     v_there,
@@ -173,6 +195,7 @@ def value_backward(
     NET: tl.constexpr,
     WIDE: tl.constexpr,
     WITH_V: tl.constexpr,
+    MASKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """The gradient of the codes (HP, BQ, BK), and `total` with the tile's part of v's gradient if WITH_V."""
@@ -187,7 +210,10 @@ def value_backward(
                 v = chunk(v_lines, v_d, v_there, here, DV, "hdl")
                 grad_codes += multiply(grad, v, PRECISION)
                 if WITH_V:
-                    part = multiply(tl.permute(z, (0, 2, 1)), grad, PRECISION)
+                    by_key = tl.permute(codes, (0, 2, 1))
+                    if MASKS:
+                        by_key = spoil(by_key, grad, tl.trans(seen))
+                    part = multiply(by_key.to(z.dtype), finite(grad, MASKS), PRECISION)
                     if DV <= DVC:
                         total += part
                     else:
@@ -200,10 +226,11 @@ def value_backward(
                 grad = chunk(grad_lines, grad_d, grad_there, here, DV, "lhd")
                 v = chunk(v_lines, v_d, v_there, here, DV, "lhd")
                 mixed = multiply(tl.permute(z, (2, 1, 0)), v, PRECISION)  # (BK, BQ, DVC)
-                hidden, slope = activate(mixed, NET)
+                hidden, slope = activate(select(mixed, tl.trans(seen)[:, :, None], MASKS), NET)
                 hidden = tl.permute(hidden.to(z.dtype), (1, 2, 0))
                 by_query += multiply(grad, hidden, PRECISION)
                 grad_hidden = multiply(tl.permute(z, (1, 2, 0)), grad, PRECISION)  # (BQ, BK, DVC)
+                grad_hidden = select(grad_hidden, seen[:, :, None], MASKS)
                 grad_mixed = (tl.permute(grad_hidden, (1, 0, 2)) * slope).to(z.dtype)
                 by_key += multiply(grad_mixed, tl.permute(v, (0, 2, 1)), PRECISION)
                 if WITH_V:
@@ -217,7 +244,7 @@ def value_backward(
         for d in range(DV):
             v = column(v_lines, v_d, v_there, d)
             grad = column(grad_lines, grad_d, grad_there, d)
-            grad_codes, part = column_backward(codes, grad_codes, v, grad, NET, WITH_V)
+            grad_codes, part = column_backward(codes, seen, grad_codes, v, grad, NET, WITH_V, MASKS)
             if WITH_V:
                 total = put_column(total, dims, d, part)
     else:
@@ -226,7 +253,7 @@ def value_backward(
             for d in range(start, tl.minimum(start + DVC, DV)):
                 v = column(v_lines, v_d, v_there, d)
                 grad = column(grad_lines, grad_d, grad_there, d)
-                grad_codes, part = column_backward(codes, grad_codes, v, grad, NET, WITH_V)
+                grad_codes, part = column_backward(codes, seen, grad_codes, v, grad, NET, WITH_V, MASKS)
                 chunk_total = put_column(chunk_total, dims, d - start, part)
             store_chunk(grad_v_lines, v_there, start + dims, DV, chunk_total, True, "hld")
     return grad_codes, total

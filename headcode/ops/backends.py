@@ -37,6 +37,8 @@ class Problem(NamedTuple):
     aligned: bool
     """The last query stands at the last key."""
     needs_grad: bool
+    missing_rule: str | None = None
+    """What only the reference has of what the call needs, such as a forward-mode derivative."""
 
 
 class BackendChoice(NamedTuple):
@@ -68,24 +70,30 @@ CANDIDATES: dict[str, Callable[[Problem], str | None]] = {
 
 def choose_backend(problem: Problem, requested: str = "auto") -> BackendChoice:
     """`requested` if it can serve, or an error that says why not; for `auto`, the fastest that can."""
+    if not isinstance(requested, str) or requested not in ("auto", *CANDIDATES):
+        raise ValueError(f"backend must be one of auto, {', '.join(sorted(CANDIDATES))}, got {requested!r}.")
+    if problem.missing_rule and requested not in ("auto", "reference"):
+        raise ValueError(f"backend {requested!r} has no {problem.missing_rule}; use backend='reference'.")
     if requested == "auto":
         return _choose_automatically(problem)
-    if not isinstance(requested, str) or requested not in CANDIDATES:
-        raise ValueError(f"backend must be one of auto, {', '.join(sorted(CANDIDATES))}, got {requested!r}.")
     if why := CANDIDATES[requested](problem):
         raise ValueError(f"backend {requested!r} cannot serve this call: {why}; use backend='auto'.")
-    return BackendChoice(requested, "asked for", {name: "not asked for" for name in CANDIDATES if name != requested})
+    unchecked = "; by name it is not compared with the reference first" if requested == "triton" else ""
+    others = {name: "not asked for" for name in CANDIDATES if name != requested}
+    return BackendChoice(requested, f"asked for{unchecked}", others)
 
 
 def _choose_automatically(problem: Problem) -> BackendChoice:
-    rejected: dict[str, str] = {}
+    if rule := problem.missing_rule:
+        rejected = {name: f"it has no {rule}" for name in CANDIDATES if name != "reference"}
+        return _announce(BackendChoice("reference", f"the only one with a {rule}", rejected))
+    rejected = {}
     for name in ("triton", "cpu"):
-        why = CANDIDATES[name](problem)
-        if why is None and name == "triton":
-            why = gpu.avoided(problem)
+        why = CANDIDATES[name](problem) or (gpu.avoided(problem) if name == "triton" else None)
         if why is None:
-            rest = {other: f"{name} is faster here" for other in CANDIDATES if other != name and other not in rejected}
-            return _announce(BackendChoice(name, _reason(problem), {**rejected, **rest}))
+            return _announce(
+                _triton_if_right(problem) if name == "triton" else _fastest(name, _reason(problem), rejected)
+            )
         rejected[name] = why
     if gpu.has_no_kernels(problem.device):
         reason = "the fused kernels are for CPUs and NVIDIA GPUs; this one serves any device with bounded memory"
@@ -100,6 +108,27 @@ def _choose_automatically(problem: Problem) -> BackendChoice:
         return _announce(BackendChoice("chunked", reason, {**rejected, "reference": reason}))
     small = f"small enough to hold all pairs at once ({elements:,} numbers)"
     return _announce(BackendChoice("reference", small, {**rejected, "chunked": small}))
+
+
+def _triton_if_right(problem: Problem) -> BackendChoice:
+    """The Triton kernels, unless they are known to differ from the reference on this device."""
+    from headcode.ops import gpu_check
+
+    # What torch.compile traces must not depend on what happens to be known: the graph finds out when it runs.
+    outcome = None if torch.compiler.is_compiling() else gpu_check.outcome_for(problem)
+    fused = f"fused kernel for {problem.device}"
+    if outcome is None:
+        return _fastest("triton", f"{fused}, if it agrees with the reference at its first call here", {})
+    if outcome == gpu_check.AGREES:
+        return _fastest("triton", f"{fused}; it was compared with the reference here, and agrees", {})
+    reason = "it serves in place of the Triton kernels"
+    rejected = {"triton": outcome, "cpu": str(CANDIDATES["cpu"](problem)), "reference": "chunked needs less memory"}
+    return BackendChoice("chunked", reason, rejected)
+
+
+def _fastest(name: str, reason: str, rejected: dict[str, str]) -> BackendChoice:
+    rest = {other: f"{name} is faster here" for other in CANDIDATES if other != name and other not in rejected}
+    return BackendChoice(name, reason, {**rejected, **rest})
 
 
 def _reason(problem: Problem) -> str:

@@ -173,11 +173,18 @@ def four_axes(name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> Tenso
 def resolve_seed(dropout: float, seed: int | None) -> int:
     """The seed itself; where none is given, one from torch's global generator if it is going to be used."""
     if seed is None:
-        return int(torch.randint(2**63 - 1, ())) if dropout > 0 else 0
+        return _drawn_seed() if dropout > 0 else 0
     seed = _integer("dropout_seed", seed)
     if not 0 <= seed < 2**63:
         raise ValueError(f"dropout_seed must be from 0 to 2**63 - 1, got {seed}.")
     return seed
+
+
+def _drawn_seed() -> int:
+    try:
+        return int(torch.randint(2**63 - 1, ()))
+    except RuntimeError as error:
+        raise ValueError("dropout_seed must be given where none can be drawn, as under vmap: any integer.") from error
 
 
 def _number(name: str, value: Any) -> float:

@@ -117,7 +117,7 @@ def _chunk_backward(
     bias, relative_bias = (None if t is None else t.to(grad.dtype) for t in (bias, relative_bias))
     num_queries, num_keys = q.shape[2], k.shape[2]
     visible = reference.visible_pairs(mask, causal, num_queries, num_keys, query_offset, q.device)
-    scores = reference.mask_scores(reference.scores(q, k, bias, relative_bias, scale), visible, norm)
+    scores = reference.mask_scores(reference.scores(q, k, bias, relative_bias, scale, visible), visible, norm)
     unmasked_codes = NORMS[norm].function(scores)
     codes = unmasked_codes if visible is None else unmasked_codes.masked_fill(~visible, 0.0)
     keep_scale = None
@@ -125,6 +125,10 @@ def _chunk_backward(
         keep = keep_mask(dropout, dropout_seed, num_queries, num_keys, query_offset, q.device)
         keep_scale = keep.to(codes.dtype) / (1 - dropout)
         codes = codes * keep_scale
+    if visible is not None:  # as the forward pass does: nothing that is masked may reach a gradient
+        codes, v = reference.spoil_codes(codes, v, visible)
+        (q, _), (k, _) = reference.only_finite(q), reference.only_finite(k)
+        grad = grad.masked_fill(~visible.any(-1, keepdim=True), 0.0)
 
     grad_codes, grad_v = _apply_codes_backward(grad, codes, v, value_net, pooling, visible)
     if keep_scale is not None:
@@ -195,6 +199,8 @@ def _norm_backward(norm: str, scores: Tensor, codes: Tensor, grad: Tensor) -> Te
 
 def _max_share(grad: Tensor, contributions: Tensor, visible: Tensor | None) -> Tensor:
     """Each key's share of the gradient of a maximum over keys; ties share evenly, as torch.amax does."""
+    if contributions.shape[3] == 0:  # no maximum
+        return contributions
     if visible is not None:
         contributions = contributions.masked_fill(~visible[..., None], float("-inf"))
     wins = contributions == contributions.amax(3, keepdim=True)

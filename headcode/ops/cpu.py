@@ -2,6 +2,9 @@
 
 The kernels (`_cpu_forward`, `_cpu_backward`, `_cpu_delta`) are compiled by Numba at first use and cached. They are cut
 into tasks by the shapes alone and summed in a fixed order, so results are bitwise the same for any number of threads.
+
+They leave out masked pairs by multiplying with 0, but 0 · NaN is NaN. A masked call whose result has a NaN is therefore
+computed again by the chunked backend, which selects.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import torch
 from torch import Tensor
 
 from headcode.jit import address_of, why_disabled
+from headcode.ops import chunked
 from headcode.ops import dropout as dropout_hash
 from headcode.ops.registry import RMS_EPSILON
 from headcode.ops.team import run_native_in_team
@@ -82,6 +86,21 @@ def forward(
         out.zero_()
         saved.zero_()
         return
+    _forward(q, k, v, mask, relative_bias, out, saved, options)
+    if _may_leak(mask, options, out):
+        chunked.forward(q, k, v, mask, bias, relative_bias, out=out, saved=saved, **options)
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    relative_bias: Tensor | None,
+    out: Tensor,
+    saved: Tensor,
+    options: dict[str, Any],
+) -> None:
     if served_by_torch(q, k, v, mask, relative_bias is not None, options):
         result, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, options["causal"], scale=options["scale"]
@@ -94,6 +113,11 @@ def forward(
     call = AttentionCall(q, k, v, mask, band, saved, options, _stream(options))
     call.share_out_forward()
     _launch("forward", call, (q, k, v, out))
+
+
+def _may_leak(mask: Tensor | None, options: dict[str, Any], result: Tensor) -> bool:
+    """Whether a number that is not finite may have come through a mask: there is one, and the result has a NaN."""
+    return (mask is not None or options["causal"]) and bool(result.sum().isnan())
 
 
 def backward(
@@ -120,11 +144,41 @@ def backward(
             if gradient is not None:
                 gradient.zero_()
         return
+    gradients = (grad_q, grad_k, grad_v, grad_relative_bias)
+    _backward(grad, q, k, v, mask, relative_bias, out, saved, gradients, options)
+    # A pair that leaks has a NaN as the gradient of its score, and that is summed into grad_q.
+    if _may_leak(mask, options, grad_q):
+        chunked.backward(
+            *(grad, q, k, v, mask, bias, relative_bias),
+            out=out,
+            saved=saved,
+            grad_q=grad_q,
+            grad_k=grad_k,
+            grad_v=grad_v,
+            grad_bias=grad_bias,
+            grad_relative_bias=grad_relative_bias,
+            **options,
+        )
+
+
+def _backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    relative_bias: Tensor | None,
+    out: Tensor,
+    saved: Tensor,
+    gradients: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    options: dict[str, Any],
+) -> None:
+    grad_q, grad_k, grad_v, grad_relative_bias = gradients
     if served_by_torch(q, k, v, mask, relative_bias is not None, options):
-        gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        by_torch = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, out, saved, 0.0, options["causal"], scale=options["scale"]
         )
-        for target, gradient in zip((grad_q, grad_k, grad_v), gradients, strict=True):
+        for target, gradient in zip((grad_q, grad_k, grad_v), by_torch, strict=True):
             target.copy_(gradient)
         return
     grad, q, k, v = (t.resolve_neg() for t in (grad, q, k, v))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headcode.ops.checks import check_scale, check_shapes, check_tensors
-from headcode.ops.reference import compute_dtype
+from headcode.ops.reference import compute_dtype, spoil_codes
 
 CHUNK = 64
 
@@ -57,6 +57,8 @@ def linear_attention_recurrent(
     for start in range(0, length, chunk):
         queries, keys, values = (t[:, :, start : start + chunk] for t in (q, k, v))
         within = torch.tril(queries @ keys.transpose(-1, -2))  # (B, H, chunk, chunk)
-        outputs.append(queries @ state + within @ values)
+        past = torch.ones(within.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        within, finite_values = spoil_codes(within, values, past)
+        outputs.append(queries @ state + within @ finite_values)
         state = state + keys.transpose(-1, -2) @ values
     return (torch.cat(outputs, 2) if outputs else v.clone()).to(result_dtype), state

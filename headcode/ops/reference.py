@@ -7,6 +7,10 @@ that turns key k's token into a contribution to query q:
     two-layer   u[q, k] = φ(Σ_h z[h, q, k] v[h, k])        o[h, q] = Σ_k z[h, q, k] u[q, k]
 
 Everything here materialises (B, H, Tq, Tk), and two-layer nets (B, Tq, Tk, Dv).
+
+A masked pair has code 0 and adds nothing to output or gradients, whatever its key and value hold. But 0 · NaN is NaN:
+where there is a mask, products are formed from finite numbers alone, and the visible pairs of a number that is not
+finite are made NaN afterwards.
 """
 
 import torch
@@ -39,9 +43,22 @@ def visible_pairs(
     return past if mask is None else past & mask
 
 
-def scores(q: Tensor, k: Tensor, bias: Tensor | None, relative_bias: Tensor | None, scale: float) -> Tensor:
+def only_finite(t: Tensor) -> tuple[Tensor, Tensor]:
+    """`t` (B, H, T, D) with 0 for every number that is not finite, and which rows (B, H, T) had one."""
+    finite = t.isfinite()
+    return t.masked_fill(~finite, 0.0), ~finite.all(-1)
+
+
+def scores(
+    q: Tensor, k: Tensor, bias: Tensor | None, relative_bias: Tensor | None, scale: float, visible: Tensor | None
+) -> Tensor:
     """(B, H, Tq, Tk)"""
-    result = torch.einsum("bhqd,bhkd->bhqk", q * scale, k)
+    if visible is None:
+        result = torch.einsum("bhqd,bhkd->bhqk", q * scale, k)
+    else:
+        (q, spoilt_q), (k, spoilt_k) = only_finite(q), only_finite(k)
+        result = torch.einsum("bhqd,bhkd->bhqk", q * scale, k)
+        result = result.masked_fill(spoilt_q[:, :, :, None] | spoilt_k[:, :, None], float("nan"))
     if relative_bias is not None:
         result = result + band_to_dense(relative_bias, q.shape[2], k.shape[2])
     return result if bias is None else result + bias
@@ -54,9 +71,11 @@ def normalise(score: Tensor, visible: Tensor | None, norm: str) -> Tensor:
 
 
 def mask_scores(score: Tensor, visible: Tensor | None, norm: str) -> Tensor:
-    """What the norm's function sees: -inf at masked pairs if it mixes keys."""
-    if visible is None or NORMS[norm].over != "key":
+    """What the norm's function sees at masked pairs: -inf if it mixes keys, otherwise 0."""
+    if visible is None:
         return score
+    if NORMS[norm].over != "key":
+        return score.masked_fill(~visible, 0.0)
     # A row of only -inf has no softmax: such rows see zeros instead, and their codes are zeroed afterwards.
     blind = ~visible.any(-1, keepdim=True)
     return score.masked_fill(~visible, float("-inf")).masked_fill(blind, 0.0)
@@ -75,20 +94,27 @@ def hidden_layer(codes: Tensor, v: Tensor, value_net: str) -> Tensor:
 
 def apply_codes(codes: Tensor, v: Tensor, value_net: str, pooling: str, visible: Tensor | None) -> Tensor:
     """Run the value network that each pair's code configures and pool over the keys: (B, H, Tq, Dv)."""
+    if visible is not None:
+        codes, v = spoil_codes(codes, v, visible)
     linear = VALUE_NETS[value_net].activation is None
     values = v if linear else hidden_layer(codes, v, value_net)
     layout = "bhkd" if linear else "bqkd"
     if pooling != "max":
         out = torch.einsum(f"bhqk,{layout}->bhqd", codes, values)
-        return out if pooling == "sum" else out / key_count(visible, codes.shape[-1], out)
-    contributions = codes[..., None] * (values[:, :, None] if linear else values[:, None])  # (B, H, Tq, Tk, Dv)
-    if visible is not None:
-        contributions = contributions.masked_fill(~visible[..., None], float("-inf"))
-    # A query that sees no key has no maximum: its output is 0.
-    if contributions.shape[3] == 0:
-        return contributions.sum(3)
-    out = contributions.amax(3)
-    return out if visible is None else out.masked_fill(~visible.any(-1)[..., None], 0.0)
+        out = out if pooling == "sum" else out / key_count(visible, codes.shape[-1], out)
+    else:
+        contributions = codes[..., None] * (values[:, :, None] if linear else values[:, None])  # (B, H, Tq, Tk, Dv)
+        if visible is not None:
+            contributions = contributions.masked_fill(~visible[..., None], float("-inf"))
+        out = contributions.amax(3) if contributions.shape[3] else contributions.sum(3)
+    # A query that sees no key has output 0, and the gradient of that output goes nowhere.
+    return out if visible is None else out.masked_fill(~visible.any(-1, keepdim=True), 0.0)
+
+
+def spoil_codes(codes: Tensor, v: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+    """Finite values, and codes that are NaN where a visible value was not finite."""
+    v, spoilt = only_finite(v)
+    return codes.masked_fill(visible & spoilt[:, :, None], float("nan")), v
 
 
 def key_count(visible: Tensor | None, num_keys: int, like: Tensor) -> Tensor:
@@ -115,7 +141,7 @@ def attention_codes(
     bias, relative_bias = (None if t is None else t.to(dtype) for t in (bias, relative_bias))
     q, k = q.to(dtype), k.to(dtype)
     visible = visible_pairs(mask, causal, q.shape[2], k.shape[2], query_offset, q.device)
-    return normalise(scores(q, k, bias, relative_bias, scale), visible, norm)
+    return normalise(scores(q, k, bias, relative_bias, scale, visible), visible, norm)
 
 
 def hyper_attention(

@@ -12,8 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BACKENDS = {"chunked": "headcode.ops.chunked", "cpu": "headcode.ops.cpu", "triton": "headcode.ops.gpu"}
-"""name -> module; imported at first use, so that a backend's own requirements are never needed before it is."""
+BACKENDS = {
+    "chunked": "headcode.ops.chunked",
+    "cpu": "headcode.ops.cpu",
+    "triton": "headcode.ops.gpu",
+    "checked": "headcode.ops.gpu_check",
+}
+"""name -> module; imported at first use, so that a backend's own requirements are never needed before it is.
+`checked` is what `auto` takes for `triton`."""
 
 
 def backend_module(backend: str) -> ModuleType:

@@ -305,6 +305,21 @@ def test_values_outside_the_mask_are_never_read_into_the_result():
         assert relative_error(out, wanted) <= FORWARD_BOUND
 
 
+@pytest.mark.parametrize("value_net", ["linear", "relu"])
+def test_hidden_numbers_beside_matrix_units(value_net):
+    """What is not finite stays with the queries that see it; `test_edges.py` has narrow heads."""
+    use_tiles(16, 16, matrix_units=True)
+    mask = torch.rand(5, 7, generator=torch.Generator().manual_seed(3)).view(1, 1, 5, 7) > 0.3
+    mask[..., 5:] = False
+    tensors, options = tensors_of(1, 3, 5, 7, 17, 19, mask), options_of(5, 7, norm="softmax", value_net=value_net)
+    clean = fused(*tensors, options)
+    tensors[1][:, :, 5:], tensors[2][:, :, 5:] = float("nan"), float("inf")
+    for dirty, wanted in zip(fused(*tensors, options), clean, strict=True):
+        torch.testing.assert_close(dirty, wanted)
+    tensors[2][:, :, 0, 0] = float("nan")
+    assert torch.equal(fused(*tensors, options)[0][..., 0].isnan(), mask[..., 0].expand(1, 3, 5))
+
+
 def arguments(norm="rms_head", value_net="relu", pooling="sum", requires_grad=True):
     torch.manual_seed(0)
     tensors = [torch.randn(2, 3, 5, 2), torch.randn(2, 3, 7, 2), torch.randn(2, 3, 7, 4)]

@@ -1,5 +1,6 @@
 """The Triton backend where nothing is interpreted: what it serves, what others get, tuning, and compilation."""
 
+import functools
 import logging
 import os
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from headcode.bench import kernels
-from headcode.ops import _gpu_tuning, backends, explain_backend, gpu, hyper_attention
+from headcode.ops import _gpu_tuning, backends, explain_backend, gpu, gpu_check, hyper_attention
 from headcode.ops._gpu_tuning import Tiles, fastest, first_guess
 from headcode.ops.backends import Problem, choose_backend
 
@@ -37,12 +38,16 @@ PROBLEM = Problem(
 
 
 class Properties:
-    major, minor = 8, 0
+    name, major, minor = "NVIDIA A100", 8, 0
 
 
 @pytest.fixture
-def nvidia(monkeypatch):
+def nvidia(monkeypatch, tmp_path):
     """As on a machine with an A100, as far as the choice of a backend can see."""
+    monkeypatch.setenv("HEADCODE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(gpu_check, "_outcomes", {})
+    monkeypatch.setattr(gpu_check, "_warned", False)
+    monkeypatch.setattr(gpu_check, "environment", functools.cache(gpu_check.environment.__wrapped__))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
     monkeypatch.setattr(gpu, "_HAS_TRITON", True)
@@ -58,7 +63,28 @@ def test_auto_takes_it_on_an_nvidia_gpu(nvidia):
                         norm=norm, value_net=value_net, dtype=dtype, mask="dense", pooling="mean", relative_bias=True
                     )
                 )
-                assert choice.name == "triton" and choice.reason == "fused kernel for cuda"
+                assert choice.name == "triton" and choice.reason.startswith("fused kernel for cuda, if it agrees")
+
+
+def test_auto_relies_on_it_only_where_it_agrees_with_the_reference(nvidia, monkeypatch, caplog, tmp_path):
+    """`gpu_check_interpreted.py` has the comparison itself."""
+    kind = gpu_check.Kind("float32", 3, 4, 4, "rms_head", "relu", "sum", False, False, False, False)
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for outcome in ("the output differs", gpu_check.AGREES):
+        monkeypatch.setattr(gpu_check, "_outcomes", {})
+        monkeypatch.setenv("HEADCODE_CACHE_DIR", str(tmp_path / f"after {outcome}"))
+        monkeypatch.setattr(gpu_check, "compare", lambda kind, device, outcome=outcome: outcome)
+        assert gpu_check.agrees(kind, device) is (outcome == gpu_check.AGREES)
+        choice = choose_backend(PROBLEM)
+        if outcome == gpu_check.AGREES:
+            assert choice.name == "triton" and choice.reason.endswith("compared with the reference here, and agrees")
+        else:
+            assert choice.name == "chunked" and choice.rejected["triton"] == outcome
+        assert choose_backend(PROBLEM._replace(causal=True)).reason.endswith("at its first call here")  # another kind
+        assert "not compared" in choose_backend(PROBLEM, "triton").reason
+    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "on NVIDIA A100 (compute capability 8.0): the output differs. To report" in warning.getMessage()
 
 
 @pytest.mark.parametrize(

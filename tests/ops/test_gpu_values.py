@@ -1,4 +1,4 @@
-"""Runs `gpu_interpreted.py`, the tests of the Triton kernels, where Triton interprets instead of compiling."""
+"""Runs the tests of the Triton kernels, `*_interpreted.py` and `test_edges.py`, where Triton interprets them."""
 
 import os
 import re
@@ -10,12 +10,12 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is published for Linux alone")
 
-FILE = Path(__file__).with_name("gpu_interpreted.py")
+HERE = Path(__file__).parent
 
 
-def run(marker, at_least):
+def run(file, *selection, at_least):
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marker, str(FILE)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *selection, str(HERE / file)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1800)
     assert done.returncode == 0, done.stdout[-5000:]
     passed = re.search(r"(\d+) passed", done.stdout)
@@ -23,9 +23,23 @@ def run(marker, at_least):
 
 
 def test_the_kernels_under_the_interpreter():
-    run("not slow", at_least=40)
+    run("gpu_interpreted.py", "-m", "not slow", at_least=40)
 
 
 @pytest.mark.slow
 def test_the_kernels_under_the_interpreter_many_times():
-    run("slow", at_least=9)
+    run("gpu_interpreted.py", "-m", "slow", at_least=9)
+
+
+def test_the_comparison_with_the_reference_under_the_interpreter():
+    run("gpu_check_interpreted.py", "-m", "not slow", at_least=20)
+
+
+@pytest.mark.slow
+def test_the_comparison_with_the_reference_for_more_kinds():
+    run("gpu_check_interpreted.py", "-m", "slow", at_least=16)
+
+
+@pytest.mark.slow
+def test_the_edges_under_the_interpreter():
+    run("test_edges.py", "-k", "triton", at_least=30)
