@@ -101,7 +101,7 @@ def study_of(name, folder, keep):
         run = folder / "runs" / str(number)
         run.mkdir(parents=True)
         (run / "config.json").write_bytes(to_json(config.to_dict()))
-        metrics = {"r2": 0.5 + number / 100, "accuracy": 0.5, "feature_accuracy": 0.7}
+        metrics = {"loss": 0.1, "r2": 0.5 + number / 100, "accuracy": 0.5, "feature_accuracy": 0.7}
         splits = ("iid", "compositional", "novel")
         records = [{"kind": "train", "step": 10, "loss": 0.3}]
         # In the first run a score is missing on the way, as where it was not finite.

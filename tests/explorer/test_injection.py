@@ -3,7 +3,7 @@
 import html
 from urllib.parse import urlencode
 
-import hostile
+import hostile_names
 import pytest
 from dash.development.base_component import Component
 from live import words_of
@@ -17,7 +17,7 @@ SHOWN = {"A", "B", "Details", "Div", "H2", "H3", "Img", "Li", "Ol", "P", "Span",
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
-    return create_app(hostile.runs(folder), lens=hostile.lens(folder), text=hostile.TEXT)
+    return create_app(hostile_names.runs(folder), lens=hostile_names.lens(folder), text=hostile_names.TEXT)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def strings(figure):
 
 def test_every_name_is_a_model_of_its_own_and_every_link_leads_to_one(attacked):
     names = attacked.catalogue.names
-    assert names == [*hostile.FOLDERS, "lens/" + hostile.LENS]
+    assert names == [*hostile_names.FOLDERS, "lens/" + hostile_names.LENS]
     for name in names:
         parts = [*attacked.left(search(model=name, shown=1)), *attacked.right(search(model=name, shown=1), 0)]
         assert parts[2] == [], name  # no notice
@@ -71,7 +71,7 @@ def test_every_name_is_a_model_of_its_own_and_every_link_leads_to_one(attacked):
 
 def test_a_sentence_that_was_entered_comes_back_as_it_is(attacked):
     entered = "<b>b</b>|<s>|<img src=x onerror=window.hacked=1>"
-    address = attacked.click(search(model="lens/" + hostile.LENS), "text", entered)
+    address = attacked.click(search(model="lens/" + hostile_names.LENS), "text", entered)
     assert not set(address) & set("<>\"' ")
     assert attacked.read(address)[0].text == entered
     stage = attacked.left(address)[5]
@@ -80,7 +80,7 @@ def test_a_sentence_that_was_entered_comes_back_as_it_is(attacked):
 
 def test_the_models_are_prepared(attacked):
     prepare(attacked)
-    assert set(attacked.atlases._made) == set(hostile.FOLDERS)
+    assert set(attacked.atlases._made) == set(hostile_names.FOLDERS)
 
 
 def test_components_are_plain_elements_with_text(attacked):
@@ -94,18 +94,20 @@ def test_components_are_plain_elements_with_text(attacked):
 
 def test_labels_of_plots_show_tokens_as_they_are(attacked):
     """Plotly takes some tags and entities in labels for markup, <a href> among them: they come escaped."""
-    figures = {part: figure for part, figure in enumerate(attacked.right(search(model="lens/" + hostile.LENS), 0))}
+    figures = {
+        part: figure for part, figure in enumerate(attacked.right(search(model="lens/" + hostile_names.LENS), 0))
+    }
     sheet, codes = figures[4], figures[6]
-    shown = [token if len(token) <= 9 else token[:8] + "…" for token in hostile.TOKENS]
+    shown = [token if len(token) <= 9 else token[:8] + "…" for token in hostile_names.TOKENS]
     assert [html.unescape(label) for label in sheet["layout"]["xaxis"]["ticktext"]] == shown
-    names = [f"{place} {token}" for place, token in enumerate(hostile.TOKENS)]
+    names = [f"{place} {token}" for place, token in enumerate(hostile_names.TOKENS)]
     assert [html.unescape(name) for name in sheet["data"][0]["customdata"][0]] == names
     pairs = {
         row: text for trace in codes["data"][:-1] for row, text in zip(trace["customdata"], trace["text"], strict=True)
     }
     for row, text in pairs.items():
-        query, key = divmod(row, len(hostile.TOKENS))
-        assert html.unescape(text) == f"{hostile.TOKENS[query]} → {hostile.TOKENS[key]}"
+        query, key = divmod(row, len(hostile_names.TOKENS))
+        assert html.unescape(text) == f"{hostile_names.TOKENS[query]} → {hostile_names.TOKENS[key]}"
     own = {"%{customdata}<br>head %{y}: %{z:.3f}<extra></extra>"}
     for figure in (figures[3], sheet, codes, figures[9]):
         for text in strings(figure):
