@@ -139,7 +139,7 @@ def sources(room: str) -> tuple[Path, ...]:
 
 
 def _sources_are_those_imported(room: str) -> bool:
-    """Whether there are sources, and none was edited under this process: who knows which version it has imported."""
+    """Whether there are sources, and none was edited under this process, which may have imported another version."""
     statuses = [path.stat() for path in sources(room)]
     return 0 < max((max(status.st_mtime, status.st_ctime) for status in statuses), default=0) <= _IMPORTED_AT
 
@@ -184,7 +184,7 @@ def _open_to_others(status: os.stat_result, *, on_the_way: bool = False) -> str 
     """How users other than this one and root could change a file or what a folder holds; None if they cannot."""
     if not hasattr(os, "geteuid"):
         return None  # Windows keeps the folders of users apart by other means, which modes do not show.
-    if status.st_uid not in (os.geteuid(), 0):
+    if status.st_uid not in (os.geteuid(), 0) and not (on_the_way and status.st_uid == _unmapped_user()):
         return f"belongs to another user (number {status.st_uid})"
     writers = status.st_mode & 0o022
     if writers == 0o020 and _is_own_group(status.st_gid):
@@ -193,6 +193,17 @@ def _open_to_others(status: os.stat_result, *, on_the_way: bool = False) -> str 
     if writers and not (on_the_way and status.st_mode & stat.S_ISVTX):
         return f"is writable by other users (mode {stat.S_IMODE(status.st_mode):o})"
     return None
+
+
+@functools.cache
+def _unmapped_user() -> int | None:
+    """Whose files those of root appear to be inside a container without root's rights; None outside of one."""
+    try:
+        first, _, count = Path("/proc/self/uid_map").read_text().split()[:3]
+        everyone = int(first) == 0 and int(count) == 2**32 - 1
+        return None if everyone else int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _is_own_group(number: int) -> bool:

@@ -300,6 +300,19 @@ def test_a_folder_that_a_group_may_write_to_is_taken_only_if_the_group_is_the_us
         assert jit.private_folder(folder) == (folder.resolve() if own else None)
 
 
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give folders away")
+def test_inside_a_container_the_folders_of_root_may_appear_as_nobodys(tmp_path, monkeypatch):
+    (tmp_path / "home").mkdir()
+    os.chown(tmp_path, 65534, -1)
+    with pytest.warns(UserWarning, match="belongs to another user"):
+        assert jit.private_folder(tmp_path / "home" / "kernels") is None
+    monkeypatch.setattr(jit, "_unmapped_user", lambda: 65534)
+    assert jit.private_folder(tmp_path / "home" / "more") == (tmp_path / "home" / "more").resolve()
+    os.chown(tmp_path / "home", 65534, -1)
+    with pytest.warns(UserWarning, match="belongs to another user"):
+        assert jit.private_folder(tmp_path / "home") is None
+
+
 @needs_modes
 def test_links_to_a_folder_are_judged_by_where_they_lead(tmp_path):
     (tmp_path / "open").mkdir()

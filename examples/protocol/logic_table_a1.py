@@ -8,7 +8,7 @@ Each run takes about half an hour of one core. Evaluated on 16,000 sequences of 
 from headcode.presets import override, preset
 from headcode.sweep import grid
 
-# By R² on `iid` after 8,000 steps with seed 0, of 1e-3 and 3e-3 (logic_rates.py; those at 3e-3 in docs/results/records).
+# By R² on `iid` after 8,000 steps with seed 0, of 1e-3 (logic_rates.py) and 3e-3 (in docs/results/records).
 RATES = {
     "hyla": 3e-3,  # 0.846, against 0.787 at 1e-3
     "softmax": 3e-3,  # 0.953, 0.927

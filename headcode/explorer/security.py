@@ -104,7 +104,7 @@ def _admit(token: str) -> Response | None:
     if request.method == "GET" and request.path == "/" and _same(request.args.get("token"), token):
         rest = urlencode([each for each in request.args.items(multi=True) if each[0] != "token"])
         answer = Response(status=303, headers={"Location": f"/?{rest}" if rest else "/", "Cache-Control": "no-store"})
-        answer.set_cookie(cookie, token, httponly=True, samesite="Strict")
+        answer.set_cookie(cookie, token, httponly=True, samesite="Lax")
         return answer
     if _same(request.cookies.get(cookie), token):
         return None

@@ -24,7 +24,6 @@ from torch import Tensor
 from headcode.files import is_plain_name, read_object
 from headcode.nn import ModelConfig, Transformer, load_model
 from headcode.nn.storage import CONFIG_FILE, WEIGHTS_FILE, check_weights
-from headcode.presets import RunConfig
 from headcode.train.files import canonical, sha256_of, sync_folder, to_json, write_bytes
 from headcode.train.records import is_state
 from headcode.train.runtime import RunWarning
@@ -152,7 +151,8 @@ def choose_checkpoint(run: Path, which: str) -> Checkpoint:
     if newest is None:
         raise ValueError(f"{run} has no checkpoint yet; train it first with headcode resume {run}.")
     if (run / RUN_CONFIG_FILE).is_file():
-        refuse_changed_config(newest, run, RunConfig.from_dict(read_object(run / RUN_CONFIG_FILE)))
+        # As it stands in the file: a model can be loaded though its run is of a task that only its author knows.
+        refuse_changed_config(newest, run, read_object(run / RUN_CONFIG_FILE))
     if which == "last":
         return newest
     if which == "best":
@@ -166,11 +166,9 @@ def choose_checkpoint(run: Path, which: str) -> Checkpoint:
     return read_checkpoint(run / CHECKPOINTS / which)
 
 
-def refuse_changed_config(checkpoint: Checkpoint, run: Path, config: RunConfig) -> None:
+def refuse_changed_config(checkpoint: Checkpoint, run: Path, config: Mapping[str, Any]) -> None:
     """Compare a run's configuration with the one that its checkpoint was sealed with; older checkpoints have none."""
-    if "config" not in checkpoint.state:
-        return
-    if difference := first_difference(RunConfig.from_dict(checkpoint.state["config"]), config):
+    if difference := first_difference(checkpoint.state.get("config", {}), config):
         name, before, now = difference
         raise ValueError(
             f"{run / RUN_CONFIG_FILE} was changed after {checkpoint.folder.name} was saved: {name} was {before!r} and "
@@ -178,14 +176,17 @@ def refuse_changed_config(checkpoint: Checkpoint, run: Path, config: RunConfig) 
         )
 
 
-def first_difference(one: RunConfig, other: RunConfig) -> tuple[str, Any, Any] | None:
-    """The first field in which two configurations differ, by its full name, and its two values."""
-    first, second = _flatten(one.to_dict()), _flatten(other.to_dict())
-    names = (name for name in second | first if first.get(name) != second.get(name))
-    return next(((name, first.get(name), second.get(name)) for name in names), None)
+def first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first field in which two configurations differ, by its full name, and its two values.
+
+    A field that only one of them has is no difference: versions add fields, and the other has their defaults.
+    """
+    first, second = _flatten(one), _flatten(other)
+    names = (name for name in second if name in first and first[name] != second[name])
+    return next(((name, first[name], second[name]) for name in names), None)
 
 
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": _plain(value)}
@@ -212,6 +213,15 @@ def prune(run: Path, best_step: int | None) -> None:
             shutil.rmtree(doomed, ignore_errors=True)
             folder.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
+
+
+def refuse_linked_checkpoints(run: Path) -> None:
+    """Old checkpoints are deleted: not where a link leads to, which may be anyone's folder."""
+    if (run / CHECKPOINTS).is_symlink():
+        raise ValueError(
+            f"{run / CHECKPOINTS} is a symbolic link, through which nothing is written or deleted; put the folder "
+            f"itself in its place, or keep the whole run elsewhere and link {run}."
+        )
 
 
 def remove_leftovers(run: Path) -> None:

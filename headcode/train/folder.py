@@ -17,7 +17,13 @@ from typing import IO, Any
 
 from headcode.files import open_own, parse_json, read_bytes, read_object
 from headcode.presets import RunConfig
-from headcode.train.checkpoint import RUN_CONFIG_FILE, find_run, first_difference, remove_leftovers
+from headcode.train.checkpoint import (
+    RUN_CONFIG_FILE,
+    find_run,
+    first_difference,
+    refuse_linked_checkpoints,
+    remove_leftovers,
+)
 from headcode.train.files import replace_file, to_json
 from headcode.train.records import is_record, is_start, is_timing
 
@@ -58,6 +64,7 @@ class RunFolder:
         if not (path / RUN_CONFIG_FILE).is_file():
             replace_file(path / RUN_CONFIG_FILE, config.to_json().encode())
         _refuse_other_config(path, config)
+        refuse_linked_checkpoints(path)
         remove_leftovers(path)
         for name, content in companions.items():
             if not (path / name).is_file() or read_bytes(path / name) != content:
@@ -73,6 +80,7 @@ class RunFolder:
             lock = _take_lock(path)
         except OSError as error:
             raise _cannot_write(path, error) from None
+        refuse_linked_checkpoints(path)
         remove_leftovers(path)
         return cls(path, config, lock)
 
@@ -87,7 +95,7 @@ class RunFolder:
         self._close_metrics()
         path = self.path / METRICS_FILE
         content = "".join(_line(record) for record in records).encode()
-        if not path.is_file() or read_bytes(path) != content:
+        if path.is_symlink() or not path.is_file() or read_bytes(path) != content:
             replace_file(path, content)
         self._metrics = open_own(path, "a", encoding="utf-8")
 
@@ -157,7 +165,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         except ValueError:
             raise ValueError(f"{file} line {number} is not valid JSON.") from None
         if not is_record(record):
-            raise ValueError(f"{file} line {number} is not a record of a run: kind, step, split and finite numbers.")
+            raise ValueError(f"{file} line {number} is not a record: those have kind, step, split and finite numbers.")
         records.append(record)
     return records
 
@@ -190,7 +198,7 @@ def _refuse_strangers(path: Path) -> None:
 
 
 def _refuse_other_config(path: Path, config: RunConfig) -> None:
-    if difference := first_difference(read_run_config(path), config):
+    if difference := first_difference(read_run_config(path).to_dict(), config.to_dict()):
         name, there, here = difference
         raise ValueError(
             f"{path} belongs to another run: {name} is {there!r} there and {here!r} here; "

@@ -346,7 +346,7 @@ class Trainer:
             return
         checkpoint = read_checkpoint(self.out / CHECKPOINTS / chosen)
         state = checkpoint.state
-        refuse_changed_config(checkpoint, self.out, self.config)
+        refuse_changed_config(checkpoint, self.out, self.config.to_dict())
         if "generator_version" not in state:
             raise ValueError(
                 f"{self.out} has weights alone, as the zoo's models have, and not the state of their training: "

@@ -1,4 +1,4 @@
-"""What a run writes about itself has this shape; a file that says otherwise is damaged, or was made to harm."""
+"""What a run writes about itself has this shape; a file of another shape is damaged, or was made to harm."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def is_start(value: Any) -> bool:
 def is_state(value: dict[str, Any]) -> bool:
     """A state.json: the step and the hashes of files, and in a run's own checkpoints all that training goes on from."""
     files, best = value.get("files"), value.get("best")
-    if not is_count(value.get("step")) or not isinstance(files, dict):
+    if not is_count(value.get("step")) or not isinstance(files, dict) or not isinstance(value.get("config", {}), dict):
         return False
     if not all(is_word(hash_) for hash_ in files.values()):
         return False

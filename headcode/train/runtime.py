@@ -171,6 +171,8 @@ def git_state() -> dict[str, Any] | None:
             return {"commit": commit, "changed": None}  # -c cannot switch off a filter of such a name
         settings += [f"{name}=" for name in filters]
         # Inside a submodule git would start anew, under the submodule's own configuration.
-        return {"commit": commit, "changed": bool(git("status", "--porcelain", "--ignore-submodules=dirty"))}
+        changed = bool(git("status", "--porcelain", "--ignore-submodules=dirty"))
+        # Without its filters (as of git-lfs) git may take a file for changed that is not.
+        return {"commit": commit, "changed": None if changed and filters else changed}
     except (OSError, ValueError, subprocess.SubprocessError):
         return None

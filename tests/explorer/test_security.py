@@ -254,7 +254,7 @@ def test_the_token_sets_a_cookie_and_leads_to_the_address_without_it(guarded):
     assert answer.headers["Cache-Control"] == "no-store"
     parts = answer.headers["Set-Cookie"].split("; ")
     assert parts[0] == f"headcode-explorer-8050={TOKEN}"
-    assert sorted(parts[1:]) == ["HttpOnly", "Path=/", "SameSite=Strict"]
+    assert sorted(parts[1:]) == ["HttpOnly", "Path=/", "SameSite=Lax"]
     # With the cookie that it has now, the client is answered as without a token.
     expected = {"/nothing": 404, "/_dash-update-component": 405}
     for path in EVERYTHING:

@@ -147,3 +147,18 @@ def test_a_filter_that_cannot_be_switched_off(repository, trap, tmp_path):
     (tmp_path / "mark").unlink(missing_ok=True)
     assert git_state() == {"commit": git("rev-parse", "HEAD"), "changed": None}
     assert not (tmp_path / "mark").exists()
+
+
+def test_a_filter_leaves_it_open_whether_a_file_was_changed(repository):
+    """As with git-lfs: without its filter, git compares what was never meant to be the same."""
+    git("config", "filter.upper.clean", "tr a-z A-Z")
+    git("config", "filter.upper.smudge", "tr A-Z a-z")
+    (repository / ".gitattributes").write_text("*.txt filter=upper\n")
+    git("add", "--renormalize", ".")
+    git("add", ".")
+    git("commit", "-m", "filtered")
+    os.utime(repository / "file.txt", (1, 1))
+    commit = git("rev-parse", "HEAD")
+    assert git_state() == {"commit": commit, "changed": None}
+    assert git("status", "--porcelain") == ""
+    assert git_state() == {"commit": commit, "changed": False}  # git has just found out, and remembers

@@ -75,14 +75,11 @@ def test_the_timing_of_a_run(run, victim, kind):
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_the_records_of_a_run(run, victim, kind):
-    """Other content is replaced as a whole, by a file of our own; the right one is not gone on with."""
+    """Replaced as a whole, by a file of our own."""
     plant(run / "metrics.jsonl", victim, kind)
     train(small_config(), run)
     assert (run / "metrics.jsonl").is_file() and not (run / "metrics.jsonl").is_symlink()
-    victim.write_bytes((run / "metrics.jsonl").read_bytes())
-    plant(run / "metrics.jsonl", victim, "link")
-    with pytest.raises(OSError, match=r"metrics\.jsonl is not a regular file"):
-        train(small_config(), run)
+    assert victim.read_text() == SECRET
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
@@ -149,3 +146,27 @@ def test_a_sweep_that_names_runs_elsewhere(run, tmp_path):
     ResultsTable(tmp_path / "sweep").write()
     rows = (tmp_path / "sweep" / "results.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows[1:]] == ["inside"]
+
+
+def test_a_link_in_place_of_the_checkpoints(run, tmp_path):
+    """Training deletes old checkpoints: not through a link, behind which may be anyone's folders."""
+    elsewhere = tmp_path / "elsewhere"
+    (run / "checkpoints").rename(elsewhere)
+    (run / "checkpoints").symlink_to(elsewhere)
+    for name in ("step-1", "step-2", ".step-3.99"):
+        (elsewhere / name).mkdir()
+        (elsewhere / name / "thesis").write_text(SECRET)
+    before = sorted(path.name for path in elsewhere.iterdir())
+    with pytest.raises(ValueError, match=r"checkpoints is a symbolic link, through which nothing is written"):
+        train(small_config(), run)
+    assert sorted(path.name for path in elsewhere.iterdir()) == before
+
+
+def test_linked_metrics_become_a_file_of_the_run(run, tmp_path):
+    """As in folders of git-annex or DVC, whose files are links into a store."""
+    content = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").rename(tmp_path / "stored")
+    (run / "metrics.jsonl").symlink_to(tmp_path / "stored")
+    train(small_config(), run)
+    assert not (run / "metrics.jsonl").is_symlink()
+    assert (run / "metrics.jsonl").read_text() == (tmp_path / "stored").read_text() == content

@@ -112,3 +112,23 @@ def test_older_checkpoints_stay_readable(run, finished):
     assert isinstance(headcode.load(run), headcode.Transformer)
     assert train(small_config(), run).step == 30
     assert (run / "metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
+
+
+def test_a_model_loads_though_its_run_is_of_an_unknown_task_or_a_later_version(run):
+    change(run, "later_field", 7)
+    assert headcode.load(run).config.method == "hyla"
+    state_files = (run / "checkpoints").glob("step-*/state.json")
+    change(run, "task.name", "mine")
+    for path in state_files:
+        state = json.loads(path.read_text())
+        state["config"]["task"]["name"] = "mine"
+        path.write_text(json.dumps(checkpoints._sealed(state)))
+    assert headcode.load(run).config.method == "hyla"
+
+
+def test_a_field_that_a_later_version_added_is_no_change(run):
+    values = json.loads((run / "config.json").read_text())
+    del values["ema_decay"]
+    (run / "config.json").write_text(json.dumps(values))
+    train(small_config(), run)
+    assert headcode.load(run).config.method == "hyla"
