@@ -21,11 +21,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from headcode.files import is_plain_name, read_object
+from headcode.files import canonical, is_plain_name, read_object, sha256_of, sync_folder, to_json, write_bytes
 from headcode.nn import ModelConfig, Transformer, load_model
 from headcode.nn.storage import CONFIG_FILE, WEIGHTS_FILE, check_weights
 from headcode.presets import RunConfig
-from headcode.train.files import canonical, sha256_of, sync_folder, to_json, write_bytes
 from headcode.train.records import is_state
 from headcode.train.runtime import RunWarning
 
