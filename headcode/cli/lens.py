@@ -13,7 +13,7 @@ import tyro
 
 from headcode.cli._training import Switch, print_json
 from headcode.cli.codes import Numbers
-from headcode.files import is_there, read_beginning, replace_file, to_json
+from headcode.files import LARGEST_TEXT, is_there, read_beginning, replace_file, to_json
 
 SHORTEST_BEGINNING, LONGEST_TOKEN = 2**20, 2**10
 """Bytes of a text that are read whatever its size, and per token: what is cut at --max-tokens need not be read."""
@@ -49,7 +49,8 @@ class Command:
 
         if not is_there(self.text):
             raise ValueError(f"{self.text} does not exist; --text takes a text file.")
-        text = read_beginning(self.text, max(SHORTEST_BEGINNING, LONGEST_TOKEN * self.max_tokens))
+        bytes_read = min(max(SHORTEST_BEGINNING, LONGEST_TOKEN * self.max_tokens), LARGEST_TEXT)
+        text = read_beginning(self.text, bytes_read)
         _quiet_loading()
         reading = read_model(self.model, text, layers=self.layers, max_tokens=self.max_tokens)
         rows = [

@@ -131,6 +131,8 @@ def test_lens(tmp_path, capsys):
     assert "pipe.txt is not a regular file" in refused(capsys, "lens", folder, "--text", tmp_path / "pipe.txt")
     assert "pairs must be 1 or more" in refused(capsys, "lens", folder, "--text", text, "--pairs", "0")
     assert "query key" in refused(capsys, "lens", folder, "--text", text, "--networks", "1", "--out", tmp_path / "p")
+    main(["lens", str(folder), "--text", str(text), "--out", str(tmp_path / "many"), "--max-tokens", str(10**12)])
+    assert json.loads((tmp_path / "many" / "lens.json").read_text())["card"]["tokens"] == found["card"]["tokens"]
     with text.open("ab") as file:
         file.truncate(2**30)  # takes no room on disk; only the beginning is read
     main(["lens", str(folder), "--text", str(text), "--out", str(tmp_path / "long"), "--max-tokens", "9"])
