@@ -6,8 +6,10 @@ JSON). What is wrong is one ValueError that names the file; a file that is not t
 package writes is never written through a link or into a pipe.
 """
 
+import codecs
 import contextlib
 import errno
+import hashlib
 import json
 import math
 import os
@@ -26,7 +28,7 @@ DEEPEST_JSON = 64
 LONGEST_NUMBER = 300
 """Characters of a number in JSON: every such integer is a finite float as well."""
 LARGEST_EXPANSION = 20
-"""How many times its own size an .npz file may become; what is below SMALL_ARCHIVE may always."""
+"""How many times its own size a compressed file may become; what is below SMALL_ARCHIVE may always."""
 SMALL_ARCHIVE = 2**28
 _UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # Windows has neither
 
@@ -65,6 +67,53 @@ def _not_regular(path: str) -> OSError:
     return OSError(errno.EINVAL, f"{path} is not a regular file but a link, a pipe or the like; remove it")
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write and sync; for files inside a folder that is not in place yet."""
+    with open_own(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Put a file in place in one move: a reader sees the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write_bytes(temporary, content)
+        temporary.replace(path)
+        sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder last through a power cut (where the system can open folders)."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open_regular(path) as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def to_json(values: Any) -> bytes:
+    return (json.dumps(values, indent=2, allow_nan=False) + "\n").encode()
+
+
+def canonical(values: Any) -> bytes:
+    """One spelling per value, for hashing."""
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
 def is_plain_name(name: object) -> bool:
     """Whether a name found in a file can only mean an entry of the folder that it is looked up in.
 
@@ -72,6 +121,13 @@ def is_plain_name(name: object) -> bool:
     [True, False, False, False, False]
     """
     return isinstance(name, str) and name not in ("", ".", "..") and not any(mark in name for mark in "/\\:\0")
+
+
+def is_there(path: str | Path) -> bool:
+    """Whether there is a regular file; a pipe, a device or a folder in its place is an error, not a missing file."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"{path} is not a regular file.")
+    return os.path.exists(path)
 
 
 def read_bytes(path: str | Path, limit: int = LARGEST_TEXT) -> bytes:
@@ -87,6 +143,16 @@ def read_text(path: str | Path, limit: int = LARGEST_TEXT) -> str:
     """The text of a regular file in UTF-8."""
     try:
         return read_bytes(path, limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8 (byte {error.start}).") from None
+
+
+def read_beginning(path: str | Path, limit: int) -> str:
+    """At most the first `limit` bytes of a text in UTF-8; a character that they cut is left out."""
+    with open_regular(path) as file:
+        content, is_cut = file.read(limit), bool(file.read(1))
+    try:
+        return codecs.getincrementaldecoder("utf-8")().decode(content, final=not is_cut)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text in UTF-8 (byte {error.start}).") from None
 
@@ -165,9 +231,9 @@ def open_npz(
             raise ValueError(f"{path} {complaint}: {reason}.") from error
 
 
-def check_expansion(size: int, expanded: int) -> None:
+def check_expansion(size: int, expanded: int, largest: int = LARGEST_EXPANSION) -> None:
     """Refuse a compressed file of `size` bytes that would fill the memory."""
-    if expanded > max(SMALL_ARCHIVE, LARGEST_EXPANSION * size):
+    if expanded > max(SMALL_ARCHIVE, largest * size):
         raise ValueError(f"its {size:,} bytes expand to {expanded:,}, which no real data do; save it uncompressed")
 
 

@@ -159,10 +159,11 @@ def _fingerprint(room: str) -> str:
 
 
 @functools.cache
-def private_folder(folder: Path) -> Path | None:
+def private_folder(folder: Path, what: str = "Compiled kernels") -> Path | None:
     """The folder, its links resolved, made if it is missing; None if that fails or others could place files in it.
 
-    Each folder on the way to it is looked at too, or its owner could put another one in its place.
+    Each folder on the way to it is looked at too, or its owner could put another one in its place. `what` is
+    kept there.
     """
     folder = Path(os.path.realpath(folder))
     try:
@@ -170,7 +171,7 @@ def private_folder(folder: Path) -> Path | None:
             path.mkdir(mode=0o700, exist_ok=True)
             if danger := _open_to_others(path.lstat(), on_the_way=path != folder):
                 warnings.warn(
-                    f"Compiled kernels are not kept on disk: {path} {danger}, who could place code there that you run; "
+                    f"{what} are not kept on disk: {path} {danger}, who could put others in their place; "
                     "set HEADCODE_CACHE_DIR to a folder that belongs to you and that nobody else may write to.",
                     stacklevel=2,
                 )

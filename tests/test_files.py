@@ -1,5 +1,6 @@
 """Reading files that may be hostile: regular, bounded, strict, and never unpickled."""
 
+import errno
 import io
 import json
 import os
@@ -43,6 +44,38 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
         read_bytes(tmp_path)
     with pytest.raises(FileNotFoundError):
         read_bytes(tmp_path / "nothing")
+
+
+def test_what_is_there_but_no_regular_file_is_not_missing(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    (tmp_path / "link").symlink_to(written(tmp_path / "file", b"1"))
+    for name in ("pipe", "."):
+        with pytest.raises(ValueError, match=r"is not a regular file"):
+            files.is_there(tmp_path / name)
+    found = [files.is_there(tmp_path / name) for name in ("file", "link", "dangling", "nothing", "file/x")]
+    assert found == [True, True, False, False, False]
+
+
+def test_the_beginning_of_a_text(tmp_path):
+    path = written(tmp_path / "a", "aü€😀".encode())  # 1 + 2 + 3 + 4 bytes
+    texts = [files.read_beginning(path, limit) for limit in range(12)]
+    assert texts == ["", "a", "a", "aü", "aü", "aü", *["aü€"] * 4, "aü€😀", "aü€😀"]
+    for content in (b"a\xffb", b"ab\xc3"):  # the second ends within a character, and is not cut
+        with pytest.raises(ValueError, match=r"is not text in UTF-8 \(byte"):
+            files.read_beginning(written(tmp_path / "b", content), 3)
+
+
+def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path, monkeypatch):
+    path = written(tmp_path / "a", b"old")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.replace_file(path, b"new")
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_has_a_largest_size(tmp_path):

@@ -10,7 +10,7 @@ import headcode
 ROOT = Path(headcode.__file__).parent
 # Each room may import from itself and from rooms in earlier rows.
 ROWS = [
-    {"files", "jit", "processes", "version"},
+    {"files", "jit", "memory", "processes", "version"},
     {"config"},
     {"tasks", "ops"},
     {"nn"},

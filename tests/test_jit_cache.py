@@ -267,8 +267,10 @@ def test_a_folder_of_another_user_is_refused(tmp_path, another_user):
     folder = tmp_path / "theirs"
     folder.mkdir(mode=0o700)
     another_user(folder)
-    with pytest.warns(UserWarning, match="belongs to another user .*HEADCODE_CACHE_DIR"):
+    with pytest.warns(UserWarning, match="Compiled kernels are not kept .* another user .*HEADCODE_CACHE_DIR"):
         assert jit.private_folder(folder / "kernels") is None
+    with pytest.warns(UserWarning, match="Comparisons are not kept on disk"):
+        assert jit.private_folder(folder / "kernels", "Comparisons") is None
     assert not (folder / "kernels").exists()
 
 

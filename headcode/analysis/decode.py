@@ -18,9 +18,8 @@ import numpy as np
 from headcode.analysis.codes import Keys, capture, codes_of, layers_of
 from headcode.analysis.files import Arrays
 from headcode.analysis.runs import UNTRAINED, check_split, open_run
-from headcode.files import read_json
+from headcode.files import is_there, read_json, replace_file, to_json
 from headcode.tasks import FuzzyLogic, SRaven, Task
-from headcode.train.files import replace_file, to_json
 from headcode.version import __version__
 
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
@@ -281,7 +280,7 @@ def read_result(path: str | Path, columns: Mapping[str, Callable[[Any], bool]] |
     Every row must have these columns, with values that pass their test.
     """
     path = Path(path)
-    if not path.is_file():
+    if not is_there(path):
         raise ValueError(f"{path} does not exist.")
     found = read_json(path)
     rows = found.get("rows") if isinstance(found, dict) and isinstance(found.get("card"), dict) else None

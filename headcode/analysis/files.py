@@ -17,10 +17,12 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from headcode.files import array_header, check_expansion, open_npz, parse_json
+from headcode.files import array_header, check_expansion, is_there, open_npz, parse_json
 
 CARD = "card"
 FORMATS = (".npz", ".parquet")
+LARGEST_EXPANSION = 200
+"""How many times its own size a Parquet file may become: eight flags in a byte, and what Snappy makes of that (21)."""
 
 
 class Arrays(Mapping[str, np.ndarray]):
@@ -110,7 +112,8 @@ class ParquetStream:
             self._shapes[name] = list(array.shape[1:])
         table = pa.table(columns)
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self.draft, table.schema)
+            # Without dictionaries, constant columns have a size by which a reader can tell them from an attack.
+            self._writer = pq.ParquetWriter(self.draft, table.schema, use_dictionary=False)
         self._writer.write_table(table)
 
     def close(self, card: Mapping[str, Any], constants: Mapping[str, np.ndarray]) -> None:
@@ -156,7 +159,7 @@ def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], card: Mappi
 def open_arrays(path: str | Path) -> Arrays:
     """What a stream wrote; the arrays of an NPZ file are memory-mapped, so that any part of them can be read."""
     path = Path(path)
-    if not path.is_file():
+    if not is_there(path):
         raise ValueError(f"{path} does not exist; make it with headcode codes.")
     check_ending(path)
     return _open_npz(path) if path.suffix == ".npz" else _open_parquet(path)
@@ -185,8 +188,8 @@ def _open_parquet(path: Path) -> Arrays:
     _, pq = _pyarrow()
     try:
         file = pq.ParquetFile(path)
-        widths = [getattr(field.type, "list_size", 1) for field in file.schema_arrow]
-        check_expansion(path.stat().st_size, 8 * sum(widths) * file.metadata.num_rows)
+        row = sum(_item_size(field.type) for field in file.schema_arrow)
+        check_expansion(path.stat().st_size, row * file.metadata.num_rows, LARGEST_EXPANSION)
         about = parse_json(file.metadata.metadata[b"headcode"].decode(), "its description")
         arrays = {}
         for name, shape in about["shapes"].items():
@@ -198,6 +201,16 @@ def _open_parquet(path: Path) -> Arrays:
     except Exception as error:  # Arrow has an error of its own for each thing that can be wrong
         reason = " ".join(str(error).split()).rstrip(".")[:200]
         raise ValueError(f"{path} is not a Parquet file, or was not written by headcode: {reason}.") from error
+
+
+def _item_size(kind: Any) -> int:
+    """Bytes of one row of a column in memory; columns are numbers or lists of them, and a flag has a byte."""
+    types = _pyarrow()[0].types
+    if types.is_fixed_size_list(kind):
+        return kind.list_size * _item_size(kind.value_type)
+    if not types.is_primitive(kind):
+        raise ValueError(f"it has a column of the type {kind}")
+    return max(8, kind.bit_width) // 8
 
 
 def _card(card: Any) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from headcode.bench.ops import Shape, inputs, split
 from headcode.bench.roofline import DEVICES, best_seconds, work
+from headcode.files import open_own
 from headcode.ops import METHODS, hyper_attention
 from headcode.ops.gpu_check import BOUNDS
 
@@ -81,7 +82,7 @@ class Gpu:
                 for method in self.methods:
                     rows += measure(shape, method, dtype, self.repeats, "cuda")
         self.out.mkdir(parents=True, exist_ok=True)
-        with (self.out / "gpu.csv").open("w", newline="", encoding="utf-8") as file:
+        with open_own(self.out / "gpu.csv", "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(Row._fields)
             writer.writerows(rows)

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from headcode.files import replace_file
+
 CAPABILITIES = (80, 90, 100)
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Bytes of shared memory that one block may have (NVIDIA's CUDA programming guide, table of compute capabilities)."""
@@ -105,7 +107,7 @@ class Kernels:
                 rows.append(f"| {name} | {kind} | {cut} | {unit} | {' | '.join(cells)} |")
                 print(rows[-1], flush=True)
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        self.out.write_text(table(rows, self.capabilities), encoding="utf-8")
+        replace_file(self.out, table(rows, self.capabilities).encode())
         print(f"wrote {self.out}")
         if bad:
             raise ValueError(f"Spills in main variants, or too much shared memory: {'; '.join(bad)}.")

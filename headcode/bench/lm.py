@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from headcode.bench.train import machine
+from headcode.files import replace_file
 from headcode.nn import ModelConfig, Transformer, generate
 from headcode.ops import METHODS
 from headcode.presets import RunConfig, override, preset
@@ -89,7 +90,7 @@ class Lm:
             else:
                 print(report(rows, self))
             if self.out is not None:
-                self.out.write_text(report(rows, self), encoding="utf-8")
+                replace_file(self.out, report(rows, self).encode())
         finally:
             torch.set_num_threads(before)
 

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headcode.files import open_own
 from headcode.ops import METHODS, hyper_attention
 from headcode.processes import safe_python
 
@@ -129,7 +130,7 @@ class Ops:
             plot(by_length, self.out / "cost-against-length.png")
             print(f"wrote {self.out / 'cost-against-length.png'}")
             rows += by_length
-        with (self.out / "ops.csv").open("w", newline="", encoding="utf-8") as file:
+        with open_own(self.out / "ops.csv", "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(Row._fields)
             writer.writerows(rows)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headcode.files import replace_file
 from headcode.nn import HyperAttention, Transformer
 from headcode.ops import cpu
 from headcode.ops.program import BoundProgram
@@ -86,7 +87,7 @@ class Train:
             else:
                 print(report(rows))
             if self.out is not None:
-                self.out.write_text(report(rows), encoding="utf-8")
+                replace_file(self.out, report(rows).encode())
         finally:
             torch.set_num_threads(before)
 

@@ -13,7 +13,10 @@ import tyro
 
 from headcode.cli._training import Switch, print_json
 from headcode.cli.codes import Numbers
-from headcode.files import read_text
+from headcode.files import LARGEST_TEXT, is_there, read_beginning, replace_file, to_json
+
+SHORTEST_BEGINNING, LONGEST_TOKEN = 2**20, 2**10
+"""Bytes of a text that are read whatever its size, and per token: what is cut at --max-tokens need not be read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +46,11 @@ class Command:
         from headcode.analysis.kinds import cluster_by_kind
         from headcode.analysis.lens import TOLERANCE, read_model, summarise, write_networks, write_reading
         from headcode.report.figures import lens_layers
-        from headcode.train.files import replace_file, to_json
 
-        if not self.text.is_file():
+        if not is_there(self.text):
             raise ValueError(f"{self.text} does not exist; --text takes a text file.")
-        text = read_text(self.text)
+        bytes_read = min(max(SHORTEST_BEGINNING, LONGEST_TOKEN * self.max_tokens), LARGEST_TEXT)
+        text = read_beginning(self.text, bytes_read)
         _quiet_loading()
         reading = read_model(self.model, text, layers=self.layers, max_tokens=self.max_tokens)
         rows = [

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from headcode.experiments.base import Row
-from headcode.files import read_bytes
+from headcode.files import read_bytes, replace_file
 from headcode.presets import RunConfig, fields_of, get_field
 from headcode.sweep import config_hash
 from headcode.sweep.status import is_finished, result_row
 from headcode.train.checkpoint import RUN_CONFIG_FILE
-from headcode.train.files import replace_file
 from headcode.train.folder import METRICS_FILE, TIMING_FILE, read_metrics, read_run_config
 
 FILES = (RUN_CONFIG_FILE, METRICS_FILE, TIMING_FILE)

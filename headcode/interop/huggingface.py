@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from headcode.files import is_there
 from headcode.nn.plain import affine_map, full_name, own_weight, why_called
 
 Affine = tuple[Tensor, Tensor | None]
@@ -196,7 +197,7 @@ def longest_text(model: nn.Module) -> int:
 
 
 def _check_folder(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
+    if not is_there(folder / "config.json"):
         raise ValueError(f"{folder} is not a model folder: it has no config.json.")
     if not any(folder.glob("*.safetensors")):
         pickled = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))

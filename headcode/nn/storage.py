@@ -1,13 +1,12 @@
 """Models as folders: `config.json` and `model.safetensors`, nothing that can run code."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from headcode.files import open_own
+from headcode.files import is_there, replace_file
 from headcode.nn.config import ModelConfig
 from headcode.nn.transformer import Transformer
 
@@ -30,8 +29,8 @@ def save_model(model: Transformer, folder: str | Path) -> Path:
         )
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().contiguous().cpu() for name, tensor in model.state_dict().items()}
-    _write(folder / WEIGHTS_FILE, save(state))
-    _write(folder / CONFIG_FILE, model.config.to_json().encode())
+    replace_file(folder / WEIGHTS_FILE, save(state))
+    replace_file(folder / CONFIG_FILE, model.config.to_json().encode())
     return folder
 
 
@@ -42,7 +41,7 @@ def load_model(folder: str | Path) -> Transformer:
 
     folder = Path(folder)
     for name in (CONFIG_FILE, WEIGHTS_FILE):
-        if not (folder / name).is_file():
+        if not is_there(folder / name):
             raise ValueError(f"{folder} is not a model folder: it has no {name}.")
     config = ModelConfig.load(folder / CONFIG_FILE)
     try:
@@ -72,15 +71,3 @@ def check_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> 
     if len(dtypes) != 1 or not (dtype := dtypes.pop()).is_floating_point:
         raise ValueError(f"{path} must hold floating-point numbers of one kind.")
     return dtype
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open_own(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -16,7 +16,6 @@ import importlib.metadata
 import json
 import logging
 import os
-import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headcode.files import read_object
+from headcode.files import read_object, replace_file, to_json
 from headcode.jit import private_folder
 from headcode.ops import _gpu_plan, _gpu_tuning, chunked, gpu, reference
 
@@ -287,7 +286,7 @@ def _file(identity: str) -> Path | None:
     folder = os.environ.get("HEADCODE_CACHE_DIR")
     if not folder:
         folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "headcode")
-    private = private_folder(Path(folder) / "gpu-checks")
+    private = private_folder(Path(folder) / "gpu-checks", "Comparisons of GPU kernels")
     return None if private is None else private / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.json"
 
 
@@ -305,7 +304,4 @@ def _write(identity: str, outcome: str) -> None:
     """For later processes; where that is not possible, they compare again."""
     with suppress(OSError, RuntimeError):
         if path := _file(identity):
-            handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
-            with open(handle, "w", encoding="utf-8") as file:
-                json.dump({"identity": identity, "outcome": outcome}, file)
-            os.replace(name, path)
+            replace_file(path, to_json({"identity": identity, "outcome": outcome}))

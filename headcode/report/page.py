@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headcode.files import is_number
-from headcode.train.files import replace_file
+from headcode.files import is_number, replace_file
 from headcode.version import __version__
 
 _KINDS = {".svg": "image/svg+xml", ".png": "image/png"}

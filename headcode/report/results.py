@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from headcode.files import is_number, parse_json, read_text
+from headcode.files import is_number, is_there, parse_json, read_text
 from headcode.sweep.words import split_values, value_of
 
 Row = dict[str, Any]
@@ -31,7 +31,7 @@ def read_results(path: str | Path) -> list[Row]:
     """The rows of a sweep's folder or of its results.csv, with numbers as numbers; folders relative to where we are."""
     path = Path(path)
     file = path / RESULTS_FILE if path.is_dir() else path
-    if not file.is_file():
+    if not is_there(file):
         what = f"it has no {RESULTS_FILE}" if path.is_dir() else "there is no such folder"
         raise ValueError(f"{path} has no results of a sweep: {what}.")
     try:

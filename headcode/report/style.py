@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headcode.train.files import replace_file
+from headcode.files import replace_file
 
 COLUMN_WIDTH = 3.4
 """Inches of one column of a two-column page."""

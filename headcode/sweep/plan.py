@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from headcode.config import Config
+from headcode.files import canonical
 from headcode.presets import RunConfig
-from headcode.train.files import canonical
 
 RUNS = "runs"
 HASH_LENGTH = 12

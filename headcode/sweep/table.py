@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headcode.files import open_own, read_object
+from headcode.files import open_own, read_object, replace_file, to_json
 from headcode.sweep.plan import HASH_LENGTH, RUNS, Run
 from headcode.sweep.status import Row, is_finished, result_row
-from headcode.train.files import replace_file, to_json
 from headcode.train.folder import read_run_config
 
 SWEEP_FILE = "sweep.json"

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from headcode.config import Config
+from headcode.memory import aligned
 from headcode.tasks.streams import MAX_INSTANCE, MAX_SEED, Stream
 
 # A random division that must cover every part is redrawn at most this often before we say that it cannot be made.
@@ -36,6 +37,10 @@ class Batch(NamedTuple):
     x: Tensor
     y: Tensor
     info: dict[str, Tensor]
+
+    def aligned(self) -> "Batch":
+        """The same batch, whose results do not depend on where NumPy had room for it."""
+        return Batch(aligned(self.x), aligned(self.y), self.info)
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
@@ -166,11 +171,12 @@ class Task(Config):
         if (int(index) + 1) * int(batch_size) > MAX_INSTANCE:
             raise ValueError(f"Instance numbers end at 2**63-1; batch {index} of size {batch_size} lies beyond.")
         first = int(index) * int(batch_size)
-        return self._make(self._checked_split(split), np.arange(first, first + int(batch_size), dtype=np.int64))
+        numbers = np.arange(first, first + int(batch_size), dtype=np.int64)
+        return self._make(self._checked_split(split), numbers).aligned()
 
     def instances(self, split: str, numbers: Sequence[int] | np.ndarray | Tensor) -> Batch:
         """The instances with these numbers, in this order."""
-        return self._make(self._checked_split(split), check_instances(numbers))
+        return self._make(self._checked_split(split), check_instances(numbers)).aligned()
 
     def fingerprint(self, split: str, count: int, start: int = 0, chunk: int = 4096) -> str:
         """SHA-256 of the configuration, the generator's version and the bytes of `count` instances."""

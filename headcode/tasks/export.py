@@ -8,12 +8,14 @@ the generator, the split, the range of instances, and `sha256`: the hash of all 
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 
+from headcode.files import open_own, to_json, write_bytes
 from headcode.tasks import oracle, text
 from headcode.tasks.base import Batch, Task, instance_bytes
 from headcode.tasks.sraven import SRaven
@@ -65,7 +67,7 @@ def export(
     for target in (path, card_path(path)):
         if target.is_dir():
             raise ValueError(f"{target} is a folder; give the file another name.")
-    draft, card_draft = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.card.json")
+    draft, card_draft = (target.with_name(f".{target.name}.{os.getpid()}") for target in (path, card_path(path)))
     digest = hashlib.sha256(json.dumps(task.identity(split, count, start), sort_keys=True).encode())
     names: list[str] = []
 
@@ -83,21 +85,19 @@ def export(
             if progress is not None:
                 progress(len(batch.x))
 
-    writer = _WRITERS[format](draft)
     try:
-        for table in tables():
-            writer.add(table)
-        card["columns"] = {name: COLUMNS[name] for name in names}
-        card["sha256"] = digest.hexdigest()
-        writer.close(card)
-        card_draft.write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+        with open_own(draft, "wb") as file, contextlib.closing(_WRITERS[format](file)) as writer:
+            for table in tables():
+                writer.add(table)
+            card["columns"] = {name: COLUMNS[name] for name in names}
+            card["sha256"] = digest.hexdigest()
+            writer.finish(card)
+        write_bytes(card_draft, to_json(card))
         draft.replace(path)
         card_draft.replace(card_path(path))
-    except BaseException:
-        writer.abandon()
+    finally:
         draft.unlink(missing_ok=True)
         card_draft.unlink(missing_ok=True)
-        raise
     return card
 
 
@@ -144,52 +144,47 @@ def _text_columns(task: Task, batch: Batch, table: dict[str, Any]) -> dict[str, 
     }
 
 
-class _Writer(Protocol):
-    def __init__(self, path: Path) -> None: ...
-    def add(self, table: dict[str, Any]) -> None: ...
-    def close(self, card: dict[str, Any]) -> None: ...
-    def abandon(self) -> None: ...
+class _Writer:
+    """Writes tables to a file, and with `finish` the card where the format has a place for it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+
+    def add(self, table: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def finish(self, card: dict[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        """Also after an error; the file itself is closed by whoever opened it."""
 
 
-class _Jsonl:
-    def __init__(self, path: Path) -> None:
-        self.file = path.open("w", encoding="utf-8", newline="\n")
-
+class _Jsonl(_Writer):
     def add(self, table: dict[str, Any]) -> None:
         values = [column.tolist() if isinstance(column, np.ndarray) else column for column in table.values()]
         for row in zip(*values, strict=True):
-            self.file.write(json.dumps(dict(zip(table, row, strict=True)), ensure_ascii=False) + "\n")
-
-    def close(self, card: dict[str, Any]) -> None:
-        self.file.close()
-
-    def abandon(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk refuses the last bytes too
-            self.file.close()
+            self.file.write((json.dumps(dict(zip(table, row, strict=True)), ensure_ascii=False) + "\n").encode())
 
 
-class _Npz:
+class _Npz(_Writer):
     """All instances are in memory until the end; Parquet and JSONL stream."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
         self.tables: list[dict[str, Any]] = []
 
     def add(self, table: dict[str, Any]) -> None:
         self.tables.append({name: column for name, column in table.items() if isinstance(column, np.ndarray)})
 
-    def close(self, card: dict[str, Any]) -> None:
+    def finish(self, card: dict[str, Any]) -> None:
         arrays = {name: np.concatenate([table[name] for table in self.tables]) for name in self.tables[0]}
         card["columns"] = {name: COLUMNS[name] for name in arrays}  # ragged columns do not fit into arrays
-        with self.path.open("wb") as file:
-            np.savez_compressed(file, **{**arrays, "card": np.array(json.dumps(card))})  # type: ignore[arg-type]
-
-    def abandon(self) -> None:
-        self.tables.clear()
+        np.savez_compressed(self.file, **{**arrays, "card": np.array(json.dumps(card))})  # type: ignore[arg-type]
 
 
-class _Parquet:
-    def __init__(self, path: Path) -> None:
+class _Parquet(_Writer):
+    def __init__(self, file: IO[bytes]) -> None:
         try:
             import pyarrow
             import pyarrow.parquet
@@ -197,7 +192,8 @@ class _Parquet:
             raise ModuleNotFoundError(
                 'Writing Parquet needs pyarrow: pip install "headcode[parquet]", or use another format.'
             ) from None
-        self.arrow, self.path = pyarrow, path
+        super().__init__(file)
+        self.arrow = pyarrow
         self.writer: Any = None
 
     def add(self, table: dict[str, Any]) -> None:
@@ -205,7 +201,7 @@ class _Parquet:
         fields = {name: self._column(column) for name, column in table.items()}
         batch = arrow.table(fields)
         if self.writer is None:
-            self.writer = arrow.parquet.ParquetWriter(str(self.path), batch.schema, compression="zstd")
+            self.writer = arrow.parquet.ParquetWriter(self.file, batch.schema, compression="zstd")
         self.writer.write_table(batch)
 
     def _column(self, column: Any) -> Any:
@@ -216,15 +212,13 @@ class _Parquet:
             values = self.arrow.FixedSizeListArray.from_arrays(values, size)
         return values
 
-    def close(self, card: dict[str, Any]) -> None:
+    def finish(self, card: dict[str, Any]) -> None:
         assert self.writer is not None
         self.writer.add_key_value_metadata({"headcode.card": json.dumps(card)})
-        self.writer.close()
 
-    def abandon(self) -> None:
+    def close(self) -> None:
         if self.writer is not None:
-            with contextlib.suppress(OSError):
-                self.writer.close()
+            self.writer.close()
 
 
 _WRITERS: dict[str, type[_Writer]] = {"parquet": _Parquet, "jsonl": _Jsonl, "npz": _Npz, "text": _Jsonl}

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from headcode.files import is_plain_name, read_object
+from headcode.files import canonical, is_plain_name, read_object, sha256_of, sync_folder, to_json, write_bytes
+from headcode.memory import aligned
 from headcode.nn import ModelConfig, Transformer, load_model
 from headcode.nn.storage import CONFIG_FILE, WEIGHTS_FILE, check_weights
-from headcode.train.files import canonical, sha256_of, sync_folder, to_json, write_bytes
 from headcode.train.records import is_state
 from headcode.train.runtime import RunWarning
 
@@ -113,7 +113,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
-        return load_file(path)
+        return {name: aligned(tensor) for name, tensor in load_file(path).items()}
     except SafetensorError as error:
         raise DamagedCheckpoint(path.parent, f"{path} is not a safetensors file: {error}.") from None
 

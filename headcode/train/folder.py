@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
-from headcode.files import open_own, parse_json, read_bytes, read_object
+from headcode.files import open_own, parse_json, read_bytes, read_object, replace_file, to_json
 from headcode.presets import RunConfig
 from headcode.train.checkpoint import (
     RUN_CONFIG_FILE,
@@ -24,7 +24,6 @@ from headcode.train.checkpoint import (
     refuse_linked_checkpoints,
     remove_leftovers,
 )
-from headcode.train.files import replace_file, to_json
 from headcode.train.records import is_record, is_start, is_timing
 
 ENVIRONMENT_FILE = "environment.json"

@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from headcode.files import read_text
+from headcode.files import read_text, replace_file
 from headcode.presets import RunConfig
-from headcode.train.files import replace_file
 
 PLAIN_INTERVAL = 60.0
 WANDB_FILE = "wandb-id"

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from headcode.files import replace_file, to_json
 from headcode.nn.storage import WEIGHTS_FILE
 from headcode.presets import RunConfig
 from headcode.tasks import SRaven, oracle
@@ -28,7 +29,6 @@ from headcode.train.checkpoint import (
     write_checkpoint,
 )
 from headcode.train.evaluate import evaluate_model
-from headcode.train.files import replace_file, to_json
 from headcode.train.folder import ENVIRONMENT_FILE, METRICS_FILE, read_environments, read_metrics, read_run_config
 from headcode.zoo import CARD_FILE
 

@@ -1,5 +1,6 @@
 """Files of codes: what was streamed is what is read, in parts of any size, and nothing else is believed."""
 
+import os
 import zipfile
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headcode import files
 from headcode.analysis.files import open_arrays, stream_to, write_arrays
 
 
@@ -77,6 +79,51 @@ def test_foreign_files_are_refused(tmp_path):
         open_arrays(tmp_path / "bare.parquet")
     with pytest.raises(ValueError, match="not a Parquet file"):
         open_arrays(write_bytes(tmp_path / "codes.parquet", b"nonsense"))
+
+
+def test_constant_columns_are_read_back(tmp_path, monkeypatch):
+    """Codes of a first layer that all tokens share, flags that are all set: they become small files."""
+    monkeypatch.setattr(files, "SMALL_ARCHIVE", 2**10)
+    columns = {
+        "codes": np.full((5000, 6, 16), 0.25, np.float32),
+        "right": np.ones(5000, bool),
+        "masks": np.zeros((5000, 640), bool),
+        "rules": np.full((5000, 8), 3, np.int8),
+        "one_hot": np.tile(np.eye(16, dtype=np.float32), (5000, 1, 1)),
+        "labels": np.zeros(5000, np.int64),
+    }
+    for names in (columns, *([name] for name in columns)):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.parquet"
+        with stream_to(path) as stream:
+            for first in range(0, 5000, 1000):
+                stream.append({name: columns[name][first : first + 1000] for name in names})
+            stream.close({}, {})
+        read = open_arrays(path)
+        for name in names:
+            np.testing.assert_array_equal(read[name], columns[name])
+            assert read[name].dtype == columns[name].dtype
+
+
+def test_a_parquet_file_that_would_become_large_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "SMALL_ARCHIVE", 2**10)
+    flat = pyarrow.array(np.zeros(10**6, np.int64))
+    for column in (flat, pyarrow.FixedSizeListArray.from_arrays(flat, 100)):
+        pyarrow.parquet.write_table(pyarrow.table({"x": column}), tmp_path / "bomb.parquet")
+        assert (tmp_path / "bomb.parquet").stat().st_size < 40_000
+        with pytest.raises(ValueError, match=r"expand to 8,000,000, which no real data do"):
+            open_arrays(tmp_path / "bomb.parquet")
+    for odd in (["word"], [[1, 2]], [{"a": 1}]):
+        pyarrow.parquet.write_table(pyarrow.table({"x": odd}), tmp_path / "odd.parquet")
+        with pytest.raises(ValueError, match="it has a column of the type"):
+            open_arrays(tmp_path / "odd.parquet")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes as on Unix")
+@pytest.mark.parametrize("ending", [".npz", ".parquet"])
+def test_a_pipe_is_not_said_to_be_missing(tmp_path, ending):
+    os.mkfifo(tmp_path / f"codes{ending}")
+    with pytest.raises(ValueError, match="is not a regular file"):
+        open_arrays(tmp_path / f"codes{ending}")
 
 
 def write_bytes(path, content):

@@ -1,6 +1,7 @@
 """headcode codes, decode and lens: what they write and print, and one sentence for every mistake."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -126,10 +127,23 @@ def test_lens(tmp_path, capsys):
 
     assert "there is no layer 5" in refused(capsys, "lens", folder, "--text", text, "--layers", "5")
     assert "does not exist" in refused(capsys, "lens", folder, "--text", tmp_path / "none.txt")
+    os.mkfifo(tmp_path / "pipe.txt")
+    assert "pipe.txt is not a regular file" in refused(capsys, "lens", folder, "--text", tmp_path / "pipe.txt")
     assert "pairs must be 1 or more" in refused(capsys, "lens", folder, "--text", text, "--pairs", "0")
     assert "query key" in refused(capsys, "lens", folder, "--text", text, "--networks", "1", "--out", tmp_path / "p")
+    main(["lens", str(folder), "--text", str(text), "--out", str(tmp_path / "many"), "--max-tokens", str(10**12)])
+    assert json.loads((tmp_path / "many" / "lens.json").read_text())["card"]["tokens"] == found["card"]["tokens"]
+    with text.open("ab") as file:
+        file.truncate(2**30)  # takes no room on disk; only the beginning is read
+    main(["lens", str(folder), "--text", str(text), "--out", str(tmp_path / "long"), "--max-tokens", "9"])
+    assert json.loads((tmp_path / "long" / "lens.json").read_text())["card"]["tokens"] == found["card"]["tokens"][:9]
+    text.write_text("the cat")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert "only pickled weights" in refused(capsys, "lens", folder, "--text", text)
     (folder / "model.safetensors").write_bytes(b"")
     (folder / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     assert "cannot read the architecture 'mamba'" in refused(capsys, "lens", folder, "--text", text)
+    (folder / "config.json").unlink()
+    assert "it has no config.json" in refused(capsys, "lens", folder, "--text", text)
+    os.mkfifo(folder / "config.json")
+    assert "config.json is not a regular file" in refused(capsys, "lens", folder, "--text", text)

@@ -11,9 +11,9 @@ import pytest
 from headcode.cli import main
 from headcode.experiments import Mean, Study, _logic, _sraven, experiment, planned_runs, reproduce
 from headcode.experiments.base import Experiment, Table, compare, finite, per_seed
+from headcode.files import to_json
 from headcode.presets import fields_of, get_field, override, preset
 from headcode.sweep import SilentDisplay, SweepFailed, grid
-from headcode.train.files import to_json
 
 TINY = {"num_points": 5, "dim": 8, "num_layers": 1, "num_heads": 2, "qk_dim": 4, "v_dim": 4, "mlp_dim": 8}
 SHORT = {"steps": 6, "batch_size": 4, "eval_every": 3, "eval_size": 16, "checkpoint_every": 0, "log_every": 3}

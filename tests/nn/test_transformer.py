@@ -1,6 +1,7 @@
 """The transformer: sizes, initialisation, position, queries, decoding, arithmetic, storage."""
 
 import math
+import os
 
 import pytest
 import torch
@@ -312,6 +313,15 @@ class TestStorage:
         assert again.config == model.config and not again.training
         assert torch.equal(model.eval()(X), again(X))
         assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes as on Unix")
+    @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+    def test_a_pipe_is_not_said_to_be_missing(self, tmp_path, name):
+        save_model(small(), tmp_path)
+        (tmp_path / name).unlink()
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(ValueError, match=f"{name} is not a regular file"):
+            load_model(tmp_path)
 
     def test_damage_is_named(self, tmp_path):
         save_model(small(), tmp_path)

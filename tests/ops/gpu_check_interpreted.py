@@ -3,6 +3,7 @@
 Not collected by itself: `test_gpu_values.py` runs this file in a process of its own, with TRITON_INTERPRET=1.
 """
 
+import errno
 import json
 import logging
 
@@ -193,7 +194,17 @@ def test_a_damaged_file_is_no_outcome(content, agreed, monkeypatch, new_machine)
     assert len(agreed) == 2 and json.loads(file.read_text())["outcome"] == AGREES
 
 
-@pytest.mark.filterwarnings("ignore:Compiled kernels are not kept on disk")
+def test_a_full_disk_costs_the_memory_alone(agreed, monkeypatch, new_machine):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("json.dump", lambda *arguments: full(0))
+    hyper_attention(*inputs())
+    assert len(agreed) == 1 and list((new_machine / "gpu-checks").iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore:Comparisons of GPU kernels are not kept on disk")
 def test_a_folder_that_others_may_write_is_not_believed(agreed, monkeypatch, new_machine):
     q, k, v = inputs()
     for mode, comparisons in ((0o700, 1), (0o700, 1), (0o777, 2), (0o777, 3)):

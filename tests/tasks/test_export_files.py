@@ -1,6 +1,7 @@
 """Exports read back equal to the instances, with a card that anybody can check; prompts give nothing away."""
 
 import json
+import os
 import re
 import sys
 
@@ -50,6 +51,33 @@ def test_files_hold_the_instances(tmp_path, monkeypatch, task, format):
     assert card["sha256"] == task.fingerprint("compositional", 23, 5)
     assert set(card["columns"]) == set(found)
     assert not [entry for entry in path.parent.iterdir() if entry.name.startswith(".")]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="links and pipes as on Unix")
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+@pytest.mark.parametrize("format", ["parquet", "jsonl", "npz", "text"])
+def test_planted_drafts_are_not_written(tmp_path, format, kind):
+    """Neither the names of drafts that another user can know, nor those that he must guess."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    for number, name in enumerate(
+        (".out.part", ".out.card.json", f".out.{os.getpid()}", f".out.card.json.{os.getpid()}")
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        if kind == "link":
+            (folder / name).symlink_to(victim)
+        else:
+            os.mkfifo(folder / name)
+        if number < 2:
+            card = export(SRAVEN, "iid", 5, folder / "out", format)
+            assert json.loads(card_path(folder / "out").read_text()) == card
+            assert not (folder / "out").is_symlink() and (folder / "out").stat().st_size > 100
+        else:
+            with pytest.raises(OSError, match="is not a regular file but a link, a pipe or the like"):
+                export(SRAVEN, "iid", 5, folder / "out", format)
+            assert list(folder.iterdir()) == []
+    assert victim.read_text() == "mine"
 
 
 @pytest.mark.parametrize("format", ["parquet", "jsonl", "npz", "text"])

@@ -9,6 +9,7 @@ import pytest
 from training_helpers import small_config, train
 
 from headcode.analysis.decode import write_csv
+from headcode.files import replace_file
 from headcode.report import style
 from headcode.sweep import run_sweep
 from headcode.sweep.process import open_log
@@ -17,7 +18,6 @@ from headcode.tasks.language import shards
 from headcode.train import TrainingFailed
 from headcode.train import checkpoint as checkpoints
 from headcode.train.checkpoint import DamagedCheckpoint, read_checkpoint
-from headcode.train.files import replace_file
 from headcode.train.folder import RunFolder, is_in_use
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="links and pipes as on Unix")

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from headcode.files import is_count, is_plain_name, is_word, open_own, read_bytes, read_object
+from headcode.files import is_count, is_word, open_own, read_bytes, read_object, sha256_of, write_bytes
 from headcode.tasks.language.tokenizer import (
     KINDS,
     LARGEST_VOCABULARY,
@@ -143,12 +143,10 @@ class TokenShards:
         files = [entry for facts in self.index["splits"].values() for entry in facts["files"]]
         total = sum(entry["bytes"] for entry in files)
         for entry in files:
-            if not is_plain_name(entry["name"]):
-                raise ValueError(f"{self.folder / INDEX_FILE} names a file of another folder; remove {self.folder}.")
             path = self.folder / entry["name"]
             if not path.is_file() or path.stat().st_size != entry["bytes"]:
                 raise ValueError(f"{path} is missing or has another size than was written; remove {self.folder}.")
-            if total <= VERIFIED_BYTES and _sha256(path) != entry["sha256"]:
+            if total <= VERIFIED_BYTES and sha256_of(path) != entry["sha256"]:
                 raise ValueError(f"{path} does not have the content that was written; remove {self.folder}.")
 
 
@@ -215,16 +213,16 @@ class ShardWriter:
             "splits": splits,
         }
         fingerprint = _fingerprint(content)
-        _write(self.folder / TOKENIZER_FILE, self.tokenizer.content)
+        write_bytes(self.folder / TOKENIZER_FILE, self.tokenizer.content)
         index = {**content, "fingerprint": fingerprint, "recipe": recipe, "source": source}
-        _write(self.folder / INDEX_FILE, json.dumps(index, indent=1).encode())
+        write_bytes(self.folder / INDEX_FILE, json.dumps(index, indent=1).encode())
         target = self.folder.parent / fingerprint[:32]
         if (target / INDEX_FILE).is_file():
             with contextlib.suppress(ValueError):
                 TokenShards(target)
                 # The same tokens by another way: only the way is new.
                 temporary = target / f".{INDEX_FILE}.{os.getpid()}"
-                _write(temporary, json.dumps(index, indent=1).encode())
+                write_bytes(temporary, json.dumps(index, indent=1).encode())
                 temporary.replace(target / INDEX_FILE)
                 return target
         shutil.rmtree(target, ignore_errors=True)
@@ -341,18 +339,3 @@ def _is_index(index: dict[str, Any]) -> bool:
         if [(entry.get("name"), entry.get("bytes")) for entry in files] != expected:
             return False
     return True
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _write(path: Path, content: bytes) -> None:
-    with open_own(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

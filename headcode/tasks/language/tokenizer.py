@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from headcode.files import parse_json, read_bytes
+from headcode.files import is_there, parse_json, read_bytes
 
 END_OF_DOCUMENT = "<|end|>"
 # What existing tokenizers call the end of a text, the most telling first.
@@ -145,7 +145,7 @@ def read_tokenizer(path: str | Path, kind: str = "file") -> Tokenizer:
     """An existing tokenizer: a `tokenizer.json`, or a folder that has one."""
     path = Path(path)
     path = path / "tokenizer.json" if path.is_dir() else path
-    if not path.is_file():
+    if not is_there(path):
         raise ValueError(f"There is no tokenizer {path}; give a tokenizer.json, or a folder that has one.")
     tokenizer: Tokenizer
     try:
