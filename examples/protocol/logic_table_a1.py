@@ -16,8 +16,8 @@ RATES = {
     "hyla_deep_linear": 3e-3,  # 0.871, 0.777
     "linear_rms": 3e-3,  # 0.898, 0.816
     "hyla_unnormed": 3e-3,  # 0.818, 0.779
-    "hyla_deep_linear_unnormed": 3e-3,
-    "softmax_hyla": 3e-3,
+    "hyla_deep_linear_unnormed": 3e-3,  # 0.812, 0.762
+    "softmax_hyla": 3e-3,  # 0.969, 0.933
 }
 MORE_SEEDS = {"hyla": 8, "softmax": 8, "linear": 5, "hyla_deep_linear": 5}
 
