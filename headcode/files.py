@@ -14,6 +14,7 @@ import json
 import math
 import os
 import stat
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +32,18 @@ LARGEST_EXPANSION = 20
 """How many times its own size a compressed file may become; what is below SMALL_ARCHIVE may always."""
 SMALL_ARCHIVE = 2**28
 _UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # Windows has neither
+
+
+@contextlib.contextmanager
+def temporary_folder(purpose: str) -> Iterator[Path]:
+    """A folder of our own that is gone afterwards; where none can be made, the error says why (a full disk, say)."""
+    try:
+        made = tempfile.TemporaryDirectory(prefix=f".headcode-{purpose}-")
+    except FileNotFoundError:  # says only that no candidate could be written to, whatever the reason was
+        first = os.environ.get("TMPDIR") or os.curdir
+        made = tempfile.TemporaryDirectory(prefix=f".headcode-{purpose}-", dir=first)
+    with made as name:
+        yield Path(name)
 
 
 @contextlib.contextmanager

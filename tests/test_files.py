@@ -5,6 +5,7 @@ import io
 import json
 import os
 import struct
+import tempfile
 import zipfile
 
 import numpy as np
@@ -20,6 +21,7 @@ from headcode.files import (
     read_npz,
     read_object,
     read_text,
+    temporary_folder,
 )
 
 
@@ -225,3 +227,20 @@ def test_regular_files_are_written_as_ever(tmp_path):
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "a\\b", "C:x", "..", ".", "", "a\0b", None, 3])
 def test_names_that_lead_elsewhere(name):
     assert not is_plain_name(name)
+
+
+def test_a_temporary_folder_on_a_full_disk_names_the_disk(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise FileNotFoundError("No usable temporary directory found in […]")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "gettempdir", refuse)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with temporary_folder("test") as folder:
+        assert folder.parent == tmp_path and folder.name.startswith(".headcode-test-")
+    assert not folder.exists()
+    monkeypatch.setattr(os, "mkdir", full)
+    with pytest.raises(OSError, match="No space left on device"), temporary_folder("test"):
+        pass

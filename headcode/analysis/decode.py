@@ -8,7 +8,6 @@ network, the position alone, and the same decoder on the residual stream.
 import csv
 import dataclasses
 import io
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 from headcode.analysis.codes import Keys, capture, codes_of, layers_of
 from headcode.analysis.files import Arrays
 from headcode.analysis.runs import UNTRAINED, check_split, open_run
-from headcode.files import is_there, read_json, replace_file, to_json
+from headcode.files import is_there, read_json, replace_file, temporary_folder, to_json
 from headcode.tasks import FuzzyLogic, SRaven, Task
 from headcode.version import __version__
 
@@ -213,10 +212,10 @@ def decode(
     residual = "residual" in controls
     rows: list[dict[str, Any]] = []
     options: dict[str, Any] = {"layers": numbers, "keys": keys, "batch_size": batch_size}
-    with tempfile.TemporaryDirectory(prefix=".headcode-decode-") as folder:
+    with temporary_folder("decode") as folder:
         sizes = {**dict.fromkeys(test_splits, test_size), fit_split: fit_size}
         files = {
-            split: capture(run, split, Path(folder) / f"{split}.npz", size=size, residual=residual, **options)
+            split: capture(run, split, folder / f"{split}.npz", size=size, residual=residual, **options)
             for split, size in sizes.items()
         }
         for layer in numbers:
@@ -224,7 +223,7 @@ def decode(
         if UNTRAINED in controls:
             start = open_run(path, UNTRAINED, inputs=inputs)
             blank = {
-                split: capture(start, split, Path(folder) / f"untrained-{split}.npz", size=size, **options)
+                split: capture(start, split, folder / f"untrained-{split}.npz", size=size, **options)
                 for split, size in sizes.items()
             }
             for layer in numbers:
@@ -290,7 +289,7 @@ def read_result(path: str | Path, columns: Mapping[str, Callable[[Any], bool]] |
         if not isinstance(row, dict):
             raise ValueError(f"Row {number} of {path} is not an object.")
         for column, is_valid in (columns or {}).items():
-            if not is_valid(row.get(column)):
+            if column not in row or not is_valid(row[column]):
                 raise ValueError(f"Row {number} of {path} has no valid {column}.")
     return found
 

@@ -133,21 +133,20 @@ class Command:
         return result
 
     def _likeness(self, out: Path) -> dict[str, Any]:
-        import tempfile
-
         from headcode.analysis.codes import capture
         from headcode.analysis.files import open_arrays
         from headcode.analysis.maps import likeness
         from headcode.analysis.runs import check_layers, open_run
+        from headcode.files import temporary_folder
         from headcode.report import figures
 
         run = open_run(self.run_folder, self.checkpoint, inputs=self._inputs())
         layers = check_layers(self.layers, run.config.model.num_layers)
         options: dict[str, Any] = {"size": self.size, "layers": layers, "keys": self._keys()}
         rows, paths = [], []
-        with tempfile.TemporaryDirectory(prefix=".headcode-likeness-") as folder:
-            seen = capture(run, "iid", Path(folder) / "seen.npz", **options)
-            held_out = capture(run, self.split, Path(folder) / "held-out.npz", **options)
+        with temporary_folder("likeness") as folder:
+            seen = capture(run, "iid", folder / "seen.npz", **options)
+            held_out = capture(run, self.split, folder / "held-out.npz", **options)
             for layer in layers:
                 try:
                     path = likeness(seen, held_out, out / f"likeness-layer{layer}.npz", layer=layer)

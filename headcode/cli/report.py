@@ -5,7 +5,6 @@ Example: headcode report runs/first --out report.html
 """
 
 import dataclasses
-import tempfile
 from pathlib import Path
 
 import tyro
@@ -21,11 +20,12 @@ class Command:
     """The page to write."""
 
     def run(self) -> None:
+        from headcode.files import temporary_folder
         from headcode.report.runs import report_runs
 
         if not self.runs:
             raise ValueError("Give at least one run folder, for example: headcode report zoo/logic-hyla.")
         if self.out.suffix.lower() not in (".html", ".htm"):
             raise ValueError(f"The page's name ends in .html, got {self.out.name!r}.")
-        with tempfile.TemporaryDirectory(prefix=".headcode-report-") as pictures:
-            print(f"wrote {report_runs(self.runs, self.out, Path(pictures))}")
+        with temporary_folder("report") as pictures:
+            print(f"wrote {report_runs(self.runs, self.out, pictures)}")

@@ -6,7 +6,6 @@ token's position alone, and the same decoder on the residual stream.
 """
 
 import dataclasses
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +18,7 @@ from headcode.analysis.runs import UNTRAINED
 from headcode.experiments._drawing import bars
 from headcode.experiments._logic import MAIN_METHODS
 from headcode.experiments.base import Experiment, Mean, Row, Scale, Study, Table, Verdict, compare, judge, write_json
+from headcode.files import temporary_folder
 from headcode.report import figures
 from headcode.report.style import COLUMN_WIDTH, PAGE_WIDTH, PALETTE, canvas, save
 
@@ -153,20 +153,20 @@ class CodesExperiment(Experiment):
     def _map(self, run: OpenRun, study: Study, method: str) -> Path:
         """t-SNE of the held-out compositions' codes, of the last answering token to itself in the last layer."""
         size, last = MAP_SIZES[study.scale], run.config.model.num_layers - 1
-        with tempfile.TemporaryDirectory(prefix=".headcode-map-") as folder:
-            codes = capture(run, "compositional", Path(folder) / "codes.npz", size=size, layers=[last])
+        with temporary_folder("map") as folder:
+            codes = capture(run, "compositional", folder / "codes.npz", size=size, layers=[last])
             return make_map(codes, study.folder / f"map-{method}.npz", layer=last, size=size)
 
 
 def decode_with_controls(trained: OpenRun, start: OpenRun, layers: Sequence[int], size: int) -> list[Row]:
     """Macro F1 and accuracy by layer, source and split; decoders are fitted on `size` samples of seen compositions."""
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix=".headcode-codes-") as folder:
+    with temporary_folder("codes") as folder:
         files: dict[tuple[str, str], Arrays] = {}
         for name, run in (("trained", trained), ("untrained", start)):
             stretches = {"fit": ("iid", 0), "seen": ("iid", size), "held out": ("compositional", 0)}
             for use, (split, first) in stretches.items():
-                path = Path(folder) / f"{name}-{use.replace(' ', '-')}.npz"
+                path = folder / f"{name}-{use.replace(' ', '-')}.npz"
                 options: dict[str, Any] = {"size": size, "start": first, "layers": layers}
                 files[name, use] = capture(run, split, path, **options, residual=name == "trained")
         for layer in layers:

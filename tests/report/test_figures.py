@@ -96,6 +96,8 @@ def test_training_patching_ablation_heads_and_lens(tmp_path):
     rows = [{"layer": None, "head": None, "accuracy": 0.9}]
     rows += [{"layer": i, "head": h, "accuracy": 0.5} for i in (0, 1) for h in range(3)]
     assert "accuracy lost" in drawn(figures.head_ablation({"hyla": result("a", rows)}, tmp_path / "a"))
+    with pytest.raises(ValueError, match=r"Row 0 of .*b\.json has no valid head"):
+        figures.head_ablation({"hyla": result("b", [{"layer": None, "accuracy": 0.9}])}, tmp_path / "b")
     rows = [
         {"method": m, "num_heads": h, "compositional": 0.1 * h, "iid": 0.2 * h, "metric": "r2"}
         for m in ("hyla", "softmax")
