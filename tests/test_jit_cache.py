@@ -18,10 +18,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_imports import imported_modules
 
 import headcode
 from headcode import jit
+from tests.support.source import imported_modules
 
 PACKAGE = Path(headcode.__file__).parent
 needs_modes = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no owners and modes")

@@ -8,7 +8,6 @@ import sys
 
 import numpy as np
 import pytest
-from hostile import DEEP, SMALL, attempt, seal
 
 from headcode import ModelConfig, Transformer
 from headcode.experiments.kept import is_kept
@@ -19,6 +18,7 @@ from headcode.tasks import FuzzyLogic
 from headcode.tasks.language.tokenizer import read_tokenizer
 from headcode.train import Runtime, Trainer, read_run_config
 from headcode.train.folder import read_environments
+from tests.support.hostile_files import DEEP, SMALL, attempt, seal
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ def test_without_a_gpu_one_sentence_and_exit_2(arguments, capsys):
     assert len(error.strip().splitlines()) == 1
 
 
+@pytest.mark.triton
 def test_kernels_are_not_compiled_where_they_are_interpreted():
     pytest.importorskip("triton", reason="Triton is published for Linux alone")
     command = [sys.executable, "-m", "headcode", "bench", "kernels"]

@@ -8,7 +8,6 @@ import plotly.utils
 import pytest
 import torch
 from dash.exceptions import PreventUpdate
-from live import words_of
 
 from headcode.analysis.runs import predict
 from headcode.explorer import inside, puzzles
@@ -17,6 +16,7 @@ from headcode.explorer.state import State
 from headcode.nn import capture_codes, value_network
 from headcode.nn.capture import find_attentions
 from headcode.tasks import RULE_NAMES
+from tests.support.live import words_of
 
 STATES = [
     "",

@@ -1,7 +1,6 @@
 """The authors' own numbers: every output, code and gradient of 16 models, path by path."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +8,8 @@ import torch
 
 from headcode import METHODS, ModelConfig, Transformer, capture_codes
 from headcode.interop import load_reference, to_reference
+from tests.support import GOLDENS
 
-GOLDENS = Path(__file__).parents[1] / "goldens"
 CASES = json.loads((GOLDENS / "transformer_a.json").read_text())
 METHOD_OF = {method.authors_name: name for name, method in METHODS.items()}
 

@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
-from fused_helpers import distance, make
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from headcode import HyperAttention, capture_codes
 from headcode.nn import edit_codes, generate, value_network, why_op_by_op
 from headcode.ops import hyper_attention
+from tests.support.models import distance, make
 
 METHODS = ("softmax", "linear", "hyla")
 TOKENS = {"vocab_size": 23, "input_dim": None, "output_dim": None, "causal": True}
@@ -434,7 +434,7 @@ def test_why_a_block_goes_op_by_op():
         "attention.query_proj is a torch.nn.utils.parametrize.ParametrizedLinear": lambda b: spread(
             b.attention.query_proj
         ),
-        "feedforward.hidden_proj is a test_adapters.LowRank": lambda b: setattr(
+        f"feedforward.hidden_proj is a {LowRank.__module__}.LowRank": lambda b: setattr(
             b.feedforward, "hidden_proj", LowRank(b.feedforward.hidden_proj)
         ),
         "feedforward_norm has hooks": lambda b: hooked(b.feedforward_norm),

@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from fused_helpers import distance, exact, make
 from torch import nn
 
 from headcode import capture_codes
 from headcode.nn import edit_codes
 from headcode.nn import transformer as transformer_module
+from tests.support.models import distance, exact, make
 
 
 def hooked(model):

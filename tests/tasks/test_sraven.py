@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +16,7 @@ from headcode.bench.tasks import num_shared
 from headcode.tasks import RULE_NAMES, SRaven
 from headcode.tasks.render import draw_puzzle, puzzle_text
 from headcode.train.loss import prediction_loss
-
-GOLDENS = Path(__file__).parent.parent / "goldens" / "tasks_a.npz"
+from tests.support import GOLDENS
 
 
 def features_of(puzzles, permutations):
@@ -92,7 +90,7 @@ def test_x_y_and_token_labels_are_what_the_puzzle_shows():
 @pytest.mark.parametrize("seed", [0, 1, 7, 2**64 - 1])
 def test_the_papers_splits(seed):
     task = SRaven(seed=seed)
-    with np.load(GOLDENS) as data:
+    with np.load(GOLDENS / "tasks_a.npz") as data:
         counts = data["counts"].tolist()
     splits = task.split_compositions
     assert counts == [330, 248, 82]
@@ -135,7 +133,7 @@ def two_sample(left, right, size):
 @pytest.mark.parametrize("permuted", [True, False])
 def test_each_rules_cells_are_distributed_as_the_authors(permuted):
     """Chi-square at a family-wise level of 0.001: each cell's marginal, and pairs along the row and down the column."""
-    with np.load(GOLDENS) as data:
+    with np.load(GOLDENS / "tasks_a.npz") as data:
         if permuted:
             names = ("train", "ood")
             cells = np.concatenate(

@@ -1,5 +1,6 @@
 import pytest
-from training_helpers import small_config
+
+from tests.support.training import small_config
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_helpers import assert_same, small_config, train
 
 import headcode
 from headcode.nn import save_model
 from headcode.train import checkpoint as checkpoints
 from headcode.train import read_metrics, read_run_config
 from headcode.train.checkpoint import DamagedCheckpoint, read_checkpoint
+from tests.support.training import assert_same, small_config, train
 
 
 @pytest.fixture(scope="module")

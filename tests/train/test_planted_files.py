@@ -6,7 +6,6 @@ import os
 import shutil
 
 import pytest
-from training_helpers import small_config, train
 
 from headcode.analysis.decode import write_csv
 from headcode.files import replace_file
@@ -19,6 +18,7 @@ from headcode.train import TrainingFailed
 from headcode.train import checkpoint as checkpoints
 from headcode.train.checkpoint import DamagedCheckpoint, read_checkpoint
 from headcode.train.folder import RunFolder, is_in_use
+from tests.support.training import small_config, train
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="links and pipes as on Unix")
 SECRET = "a file of somebody else\n"

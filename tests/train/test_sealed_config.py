@@ -4,7 +4,6 @@ import json
 import shutil
 
 import pytest
-from training_helpers import assert_same, small_config, train
 
 import headcode
 from headcode.analysis.runs import open_run
@@ -12,6 +11,7 @@ from headcode.cli import main
 from headcode.train import checkpoint as checkpoints
 from headcode.train import read_run_config
 from headcode.train.checkpoint import newest_checkpoint
+from tests.support.training import assert_same, small_config, train
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from headcode.train.evaluate import evaluate_model
 from headcode.train.folder import read_metrics, read_run_config
 from headcode.zoo.add import add_model
 from headcode.zoo.add import main as add_main
+from tests.support import ROOT
 
 SIZES = {"dim": 8, "num_heads": 2, "qk_dim": 4, "v_dim": 4, "mlp_dim": 8, "num_points": 5}
 SHORT = {"steps": 3, "batch_size": 4, "eval_size": 16, "eval_every": 0, "checkpoint_every": 0, "log_every": 1}
@@ -55,7 +55,7 @@ def test_a_model_scores_what_its_records_and_card_say(name):
         assert card["scores"]["compositional"][metric] <= card["ceiling"]["compositional"] + 0.02
 
 
-RECORDS = Path(__file__).parents[2] / "docs" / "results" / "records"
+RECORDS = ROOT / "docs" / "results" / "records"
 
 
 @pytest.mark.parametrize("method", ["softmax", "linear", "hyla"])

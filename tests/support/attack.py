@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from kill_target import start
-from strikes import run_struck
+from tests.support.processes import start
+from tests.support.strikes import Strike, run_struck
 
 SEED = os.environ.get("HEADCODE_ATTACK_SEED", "0")
 SECONDS = float(os.environ.get("HEADCODE_ATTACK_SECONDS", "10"))
@@ -108,3 +108,22 @@ def assert_sentence(words: str) -> None:
     assert "Traceback" not in words, words
     lines = words.strip().splitlines()
     assert lines and lines[-1].startswith("headcode: "), words
+
+
+def count_operations(arguments, folder, log, **environment):
+    """How many file operations a command does below a folder when nothing strikes it."""
+    assert run(arguments, log, Strike(str(folder), 0, "count"), **environment) == 0, said(log)
+    number = int(folder.with_name(folder.name + ".count").read_text())
+    assert number > 3
+    return number
+
+
+def train_or_resume(folder):
+    return ["resume", folder] if (folder / "config.json").is_file() else [*TRAIN, "--out", folder]
+
+
+def assert_same_tables(one, other):
+    for name in ("sweep.json", "results.csv", "results.parquet"):
+        assert (one / name).exists() == (other / name).exists(), name
+        if (one / name).exists():
+            assert (one / name).read_bytes() == (other / name).read_bytes(), f"{name} differs"

@@ -9,10 +9,10 @@ import sys
 import time
 import traceback
 
-import kill_target
 import torch
 
 import headcode.cli.train
+from tests.support import processes
 
 MEMORY = 16 * 2**30
 """Bytes of addresses: a size that nobody has is refused by the system, and not by the machine's other users."""
@@ -38,7 +38,7 @@ def _run(command: list[str]) -> tuple[object, str, float]:
     words, start = io.StringIO(), time.monotonic()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(words):
         try:
-            kill_target.main(command)
+            processes.main(command)
             code: object = 0
         except SystemExit as end:
             code = 0 if end.code is None else end.code

@@ -16,12 +16,11 @@ import sys
 import tempfile
 from typing import Any
 
-import kill_target
-
 import headcode.report.runs
 import headcode.sweep.runner  # noqa: F401
 from headcode.cli import COMMANDS
 from headcode.presets import preset
+from tests.support import processes
 
 # Imported, and the generator's kernels loaded, once in the server: every process forked from it has them.
 for command in COMMANDS:
@@ -120,7 +119,7 @@ def run_struck(arguments: list[str], log: str, strike: Strike | None, environmen
     tempfile.tempdir = None
     begun = []
     try:
-        kill_target.run_command(arguments, log, lambda: strike and begun.append(begin(strike)))
+        processes.run_command(arguments, log, lambda: strike and begun.append(begin(strike)))
     finally:
         if strike is not None and strike.how == "count":
             # Beside the folder, so that this is not counted.
