@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal
 
 from headcode.files import replace_file
 from headcode.presets import RunConfig
+from headcode.report.results import t_half_width
 
 Scale = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")
@@ -92,13 +93,7 @@ class Mean:
         each = tuple(math.nan if value is None else float(value) for value in values)
         if not each:
             return cls(math.nan, None, 0, each)
-        mean = sum(each) / len(each)
-        if len(each) == 1 or not math.isfinite(mean):
-            return cls(mean, None, len(each), each)
-        from scipy.stats import t
-
-        deviation = math.sqrt(sum((value - mean) ** 2 for value in each) / (len(each) - 1))
-        return cls(mean, float(t.ppf(0.975, len(each) - 1)) * deviation / math.sqrt(len(each)), len(each), each)
+        return cls(sum(each) / len(each), t_half_width(each), len(each), each)
 
     def __str__(self) -> str:
         if not math.isfinite(self.value):

@@ -16,6 +16,7 @@ from headcode.presets import RunConfig, override
 from headcode.sweep import Display, SweepFailed, run_sweep
 from headcode.train import Runtime, Trainer
 from headcode.train.cost import step_flops
+from headcode.train.progress import duration
 
 PROBE_SECONDS = 3.0
 
@@ -32,7 +33,7 @@ class Cost:
 
     def __str__(self) -> str:
         return (
-            f"{self.runs} runs, {self.steps:,} steps, {self.flops:.2e} FLOPs: about {_duration(self.seconds)} "
+            f"{self.runs} runs, {self.steps:,} steps, {self.flops:.2e} FLOPs: about {duration(self.seconds)} "
             f"on this machine, one run after the other"
         )
 
@@ -200,10 +201,3 @@ def _cell(value: Any) -> str:
 def _plain(row: Row) -> Row:
     """A row for JSON: a mean becomes its parts."""
     return {key: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value for key, value in row.items()}  # type: ignore[arg-type]
-
-
-def _duration(seconds: float) -> str:
-    for name, size in (("years", 365 * 86400), ("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {name}"
-    return f"{seconds:.0f} seconds"
