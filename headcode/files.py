@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from filelock import lock_descriptor
 from numpy.lib import format as npy
 
 LARGEST_TEXT = 2**29
@@ -65,6 +66,40 @@ def _open_descriptor(path: str, flags: int) -> int:
 
 def _not_regular(path: str) -> OSError:
     return OSError(errno.EINVAL, f"{path} is not a regular file but a link, a pipe or the like; remove it")
+
+
+def take_lock(path: Path) -> IO[str] | None:
+    """The file at `path`, locked until it is closed; None if another process holds the lock.
+
+    The lock is the system's, which releases it when a process ends, however it ends: what is in the file, and that the
+    file is there, means nothing.
+    """
+    file = open_own(path, "a+", encoding="utf-8", errors="replace")
+    try:
+        if lock_descriptor(file.fileno(), blocking=False):
+            return file
+    except BaseException:
+        file.close()
+        raise
+    file.close()
+    return None
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Inside the `with`, the lock of `take_lock`; waits for a process that holds it."""
+    with open_own(path, "a") as file:
+        lock_descriptor(file.fileno())
+        yield
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock now; no, where there is no such file or none of ours."""
+    try:
+        with open_own(path, "r+") as file:
+            return not lock_descriptor(file.fileno(), blocking=False)
+    except OSError:
+        return False
 
 
 def write_bytes(path: Path, content: bytes) -> None:

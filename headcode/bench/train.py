@@ -24,7 +24,7 @@ from headcode.nn import HyperAttention, Transformer
 from headcode.ops import cpu
 from headcode.ops.program import BoundProgram
 from headcode.presets import RunConfig, override, preset
-from headcode.train.cost import step_flops
+from headcode.train.cost import product_speed, step_flops
 from headcode.train.data import Prefetcher
 from headcode.train.distributed import Group
 from headcode.train.learner import Learner
@@ -116,7 +116,7 @@ class Train:
             "attention_share": shares["attention"],
             "gflop": flops / 1e9,
             "gflops": flops / seconds / 1e9,
-            "machine_gflops": product_speed(),
+            "machine_gflops": product_speed() / 1e9,
             "data_wait": waited,
         }
 
@@ -244,17 +244,6 @@ def timed(step: Callable[[], None], seconds: float) -> list[float]:
         step()
         taken.append(time.perf_counter() - start)
     return taken
-
-
-def product_speed(size: int = 1024, seconds: float = 0.5) -> float:
-    """GFLOP/s of a large square float32 matrix product on this machine, the best of many."""
-    a, b = torch.randn(size, size), torch.randn(size, size)
-    best, begin = float("inf"), time.perf_counter()
-    while time.perf_counter() - begin < seconds:
-        start = time.perf_counter()
-        torch.mm(a, b)
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best / 1e9
 
 
 def machine() -> str:

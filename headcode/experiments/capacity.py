@@ -14,19 +14,8 @@ from matplotlib.ticker import LogLocator
 
 from headcode.experiments._drawing import colour_of, limits, line
 from headcode.experiments._logic import MAIN_METHODS, logic_base, seeds_of
-from headcode.experiments.base import (
-    Experiment,
-    Mean,
-    NamedConfigs,
-    Row,
-    Scale,
-    Study,
-    Table,
-    Verdict,
-    compare,
-    per_seed,
-    write_json,
-)
+from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare, write_json
+from headcode.experiments.mean import Mean, per_seed
 from headcode.nn import Transformer
 from headcode.ops import METHODS
 from headcode.presets import RunConfig, override

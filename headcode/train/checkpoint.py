@@ -160,6 +160,8 @@ def choose_checkpoint(run: Path, which: str) -> Checkpoint:
         if best is None:
             raise ValueError(f"{run} was never evaluated, so it has no best checkpoint; use last.")
         which = f"step-{best['step']}"
+    if which == newest.folder.name:  # its hashes are verified already
+        return newest
     names = [folder.name for folder in list_checkpoints(run)]
     if which not in names:
         raise ValueError(f"{run} has no checkpoint {which!r}; it has: {', '.join(names)} (and the words last, best).")

@@ -219,9 +219,12 @@ def _missing(name: str, extra: str) -> ModuleNotFoundError:
 def duration(seconds: float) -> str:
     """Words for a time.
 
-    >>> duration(59.6), duration(3725)
-    ('1 min 00 s', '1 h 02 min')
+    >>> duration(59.6), duration(3725), duration(200_000), duration(1e8)
+    ('1 min 00 s', '1 h 02 min', '2.3 days', '3.2 years')
     """
+    for unit, size in (("years", 365 * 86400), ("days", 86400)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

@@ -9,7 +9,8 @@ import pytest
 
 from headcode.cli import main
 from headcode.experiments import Mean, Study, _logic, _sraven, experiment, planned_runs, reproduce
-from headcode.experiments.base import Experiment, Table, compare, finite, per_seed
+from headcode.experiments.base import Experiment, Table, compare, finite
+from headcode.experiments.mean import per_seed
 from headcode.files import to_json
 from headcode.presets import fields_of, get_field, override, preset
 from headcode.sweep import SilentDisplay, SweepFailed, grid

@@ -24,12 +24,6 @@ def finished(tmp_path_factory):
     return run
 
 
-@pytest.fixture
-def run(finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "run")
-    return tmp_path / "run"
-
-
 def names(run):
     return sorted(path.name for path in (run / "checkpoints").iterdir())
 
@@ -264,3 +258,10 @@ def test_a_write_that_fails_leaves_the_old_ones(run, monkeypatch):
         checkpoints.write_checkpoint(run / "checkpoints", model.config, {"model.safetensors": {}}, {"step": 31})
     assert written == ["config.json", "model.safetensors", "state.json"]
     assert {name: read_checkpoint(run / "checkpoints" / name).state for name in names(run)} == before
+
+
+def test_resuming_hashes_each_file_of_the_newest_checkpoint_once(run, monkeypatch):
+    hashed, sha256_of = [], checkpoints.sha256_of
+    monkeypatch.setattr(checkpoints, "sha256_of", lambda path: hashed.append(path.name) or sha256_of(path))
+    train(small_config(ema_decay=0.9), run)
+    assert sorted(hashed) == ["config.json", "ema.safetensors", "model.safetensors", "optimizer.safetensors"]

@@ -31,19 +31,6 @@ def victim(tmp_path):
     return path
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    run = tmp_path_factory.mktemp("finished") / "run"
-    train(small_config(), run)
-    return run
-
-
-@pytest.fixture
-def run(finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "run")
-    return tmp_path / "run"
-
-
 def plant(path, victim, kind):
     path.unlink(missing_ok=True)
     if kind == "link":

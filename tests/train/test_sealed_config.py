@@ -14,19 +14,6 @@ from headcode.train.checkpoint import newest_checkpoint
 from tests.support.training import assert_same, small_config, train
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    run = tmp_path_factory.mktemp("finished") / "run"
-    train(small_config(), run)
-    return run
-
-
-@pytest.fixture
-def run(finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "run")
-    return tmp_path / "run"
-
-
 def change(run, name, value):
     path = run / "config.json"
     values = json.loads(path.read_text())

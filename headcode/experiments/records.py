@@ -1,8 +1,8 @@
-"""Records of finished runs without their weights: all that an experiment needs which looks at metrics alone.
+"""Records of finished runs, without their weights: enough for an experiment that looks at metrics alone.
 
-KEPT/HASH/ has the run's config.json, metrics.jsonl and timing.jsonl. That is little, and nothing of the machine (no
-paths, no command line), so a repository can carry it: another machine goes on with an experiment without training these
-runs again.
+RECORDS/HASH/ has a run's config.json, metrics.jsonl and timing.jsonl. They are small and tell nothing of the machine
+(no paths, no command line), so a repository can hold them: with them another machine continues an experiment without
+training these runs again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,13 +19,13 @@ from headcode.train.folder import METRICS_FILE, TIMING_FILE, read_metrics, read_
 FILES = (RUN_CONFIG_FILE, METRICS_FILE, TIMING_FILE)
 
 
-def keep(rows: Iterable[Row], kept: Path) -> int:
-    """Copy the records of the rows' finished runs, and say how many are new; a run with a path in its fields stays."""
+def add_records(rows: Iterable[Row], records: Path) -> int:
+    """Copy the records of the rows' finished runs unless a field has a path; returns how many are new."""
     added = 0
     for row in rows:
-        run, target = Path(row["folder"]), kept / row["hash"]
+        run, target = Path(row["folder"]), records / row["hash"]
         config = read_run_config(run)
-        if is_kept(target, config) or not is_finished(run, config) or _has_paths(config):
+        if has_records(target, config) or not is_finished(run, config) or _has_paths(config):
             continue
         target.mkdir(parents=True, exist_ok=True)
         for name in FILES:
@@ -34,18 +34,18 @@ def keep(rows: Iterable[Row], kept: Path) -> int:
     return added
 
 
-def kept_rows(pairs: Sequence[tuple[str, RunConfig]], kept: Path) -> dict[str, Row]:
-    """By name: the results of those runs whose records are kept, as a sweep would give them."""
+def recorded_rows(pairs: Sequence[tuple[str, RunConfig]], records: Path) -> dict[str, Row]:
+    """By name: the results of those runs that have records, as a sweep would give them."""
     found = {}
     for name, config in pairs:
         identity = config_hash(config)
-        if is_kept(kept / identity, config):
-            found[name] = {**result_row(name, identity, kept / identity, config), "error": None}
+        if has_records(records / identity, config):
+            found[name] = {**result_row(name, identity, records / identity, config), "error": None}
     return found
 
 
-def is_kept(folder: Path, config: RunConfig) -> bool:
-    """Whether a folder has the records of exactly this configuration, whole to its last step and evaluation."""
+def has_records(folder: Path, config: RunConfig) -> bool:
+    """Whether a folder has the records of exactly this configuration, up to its last step and evaluation."""
     try:
         if read_run_config(folder) != config:
             return False
