@@ -96,7 +96,9 @@ def reproduce(
         warnings.warn("reproduce's argument `kept` is now called `records`.", DeprecationWarning, stacklevel=2)
         records = kept
     pairs = planned_runs(experiment, scale, seeds)
-    known = recorded_rows(pairs, records) if records is not None and not experiment.needs_weights else {}
+    known: dict[str, Row] = {}
+    if records is not None and not experiment.needs_weights:
+        known = recorded_rows(pairs, records, out / "records")
     if known:
         say(f"{len(known)} of {len(pairs)} runs are taken from kept records in {records}, and not trained again.")
     missing = [(name, config) for name, config in pairs if name not in known]
@@ -117,7 +119,8 @@ def reproduce(
     if len(failed) == len(pairs):
         raise SweepFailed(failed, trained, out)
     trained = [row for row in trained if row["error"] is None]
-    if records is not None and (added := add_records(trained, records)):
+    runs = [Path(row["folder"]) for row in trained]
+    if records is not None and (added := add_records(runs, records / f"{experiment.name}.jsonl")):
         say(f"The records of {added} runs are now kept in {records}.")
     by_name = known | {row["name"]: row for row in trained}
     rows = [by_name[name] for name in dict(pairs) if name in by_name]
