@@ -36,20 +36,17 @@ class Small(Experiment):
         return []
 
 
+def run_small(folder, said):
+    out, records = folder / "out", folder / "records"
+    return reproduce(Small(), "smoke", out, threads=1, records=records, display=SilentDisplay(), say=said.append)
+
+
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
     """The experiment on a first machine: its outcome, and the records that it kept."""
     folder = tmp_path_factory.mktemp("first")
     said = []
-    outcome = reproduce(
-        Small(),
-        "smoke",
-        folder / "out",
-        threads=1,
-        records=folder / "records",
-        display=SilentDisplay(),
-        say=said.append,
-    )
+    outcome = run_small(folder, said)
     assert f"The records of 2 runs are now kept in {folder / 'records'}." in said
     return outcome, folder
 
@@ -83,15 +80,7 @@ def test_what_is_missing_is_trained_and_the_order_stays(first, tmp_path):
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / "another.jsonl").write_bytes(find_records(folder / "records", hashes)[hashes[1]] + b"\n")
     said = []
-    again = reproduce(
-        Small(),
-        "smoke",
-        tmp_path / "out",
-        threads=1,
-        records=tmp_path / "records",
-        display=SilentDisplay(),
-        say=said.append,
-    )
+    again = run_small(tmp_path, said)
     assert [row["hash"] for row in again.study.rows] == hashes
     assert [path.name for path in (tmp_path / "out" / "runs").iterdir()] == [hashes[0]]
     assert list(find_records(tmp_path / "records", hashes)) == [hashes[1], hashes[0]]

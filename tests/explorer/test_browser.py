@@ -58,7 +58,7 @@ def visit(shared, address):
     assert [url for url in asked if not url.startswith((address + "/", "data:", "blob:" + address))] == []
 
 
-def test_load(visit):
+def test_the_page_shows_a_puzzle_and_hides_its_answer_until_asked(visit):
     browser = visit()
     assert browser.title == "headcode explorer"
     assert len(all_of(browser, ".matrix img.panel")) == 9
@@ -183,7 +183,7 @@ def test_the_printed_address_leads_to_one_without_token(live):
         browser.quit()
 
 
-def test_deep_link(visit, live):
+def test_an_address_restores_the_whole_state_in_another_browser(visit, live):
     browser = visit(SEARCH)
     assert text(browser, ".choose-rule-0 summary") == "sum"
     assert text(browser, "[data-token='2']") == "6"

@@ -183,7 +183,7 @@ def point(**what):
     return {"points": [what]}
 
 
-def test_clicks(explorer):
+def test_a_click_changes_the_state_that_its_part_shows(explorer):
     search = "?model=zoo/sraven-2-hyla&n=3&shown=1&layer=1&query=16&key=4"
 
     def after(trigger, given, search=search):

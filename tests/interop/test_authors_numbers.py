@@ -62,7 +62,7 @@ def test_all_eight_methods_are_covered():
 
 @pytest.mark.parametrize("options", [{}, {"feedforward": "swiglu", "position": "none"}, {"share_layers": True}])
 @pytest.mark.parametrize("tokens", [False, True])
-def test_round_trip(options, tokens, tmp_path):
+def test_a_model_survives_the_authors_parameters_and_back(options, tokens, tmp_path):
     size = {"vocab_size": 11} if tokens else {"input_dim": 5, "output_dim": 3}
     config = ModelConfig(
         max_length=7, dim=12, num_layers=3, num_heads=2, qk_dim=6, v_dim=10, mlp_dim=13, **size, **options

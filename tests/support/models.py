@@ -1,5 +1,7 @@
 """Small models, and what a pass of them gives."""
 
+import contextlib
+
 import torch
 
 from headcode.nn import ModelConfig, Transformer
@@ -34,3 +36,14 @@ def exact(model):
     other = Transformer(model.config.replace(backend="reference")).double()
     other.load_state_dict(model.state_dict())
     return other.train(model.training)
+
+
+@contextlib.contextmanager
+def one_thread():
+    """Torch with one thread, and afterwards with as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -2,35 +2,17 @@
 
 import shutil
 
-from headcode.presets import override, preset
 from headcode.sweep.display import SilentDisplay
 from headcode.sweep.process import Outcome
 from headcode.sweep.status import is_finished
 from headcode.train import Runtime, Trainer
+from tests.support import training
 
-SIZES = {
-    "backend": "reference",  # no kernels to compile
-    "num_points": 7,
-    "dim": 10,
-    "num_layers": 1,
-    "num_heads": 2,
-    "qk_dim": 6,
-    "v_dim": 6,
-    "mlp_dim": 11,
-    "steps": 30,
-    "batch_size": 6,
-    "log_every": 7,
-    "eval_every": 15,
-    "eval_size": 23,
-    "eval_batch_size": 5,
-    "checkpoint_every": 6,
-    "warmup_steps": 3,
-}
+SIZES = training.SIZES | {"num_layers": 1, "eval_every": 15}
 
 
 def small_config(**changes):
-    """A run of a second: prime sizes, dropout on, everything that a run does."""
-    return override(preset("logic"), **(SIZES | changes))
+    return training.small_config(**(SIZES | changes))
 
 
 _trained = {}

@@ -1,5 +1,6 @@
 """Small runs, and what two runs must have in common to count as the same."""
 
+import hashlib
 import json
 import signal
 from pathlib import Path
@@ -23,26 +24,28 @@ class Interrupting:
             signal.raise_signal(self.number)  # to this thread: os.kill may reach another one first, and later
 
 
+SIZES = {
+    "backend": "reference",  # no kernels to compile
+    "num_points": 7,
+    "dim": 10,
+    "num_heads": 2,
+    "qk_dim": 6,
+    "v_dim": 6,
+    "mlp_dim": 11,
+    "steps": 30,
+    "batch_size": 6,
+    "log_every": 7,
+    "eval_every": 10,
+    "eval_size": 23,
+    "eval_batch_size": 5,
+    "checkpoint_every": 6,
+    "warmup_steps": 3,
+}
+
+
 def small_config(**changes):
     """A run of a second: prime sizes, dropout on, everything that a run does."""
-    settings = {
-        "backend": "reference",  # no kernels to compile
-        "num_points": 7,
-        "dim": 10,
-        "num_heads": 2,
-        "qk_dim": 6,
-        "v_dim": 6,
-        "mlp_dim": 11,
-        "steps": 30,
-        "batch_size": 6,
-        "log_every": 7,
-        "eval_every": 10,
-        "eval_size": 23,
-        "eval_batch_size": 5,
-        "checkpoint_every": 6,
-        "warmup_steps": 3,
-    }
-    return override(preset("logic"), **(settings | changes))
+    return override(preset("logic"), **(SIZES | changes))
 
 
 def train(config, out=None, **options):
@@ -66,3 +69,10 @@ def assert_same(one: Path, other: Path) -> None:
     first, second = outcome(one), outcome(other)
     for name in first:
         assert first[name] == second[name], f"{name} differs"
+
+
+def write_sealed(path: Path, state: dict) -> None:
+    """Write a checkpoint's state.json with the hash that fits it, as whoever changed it could."""
+    content = {key: value for key, value in state.items() if key != "sha256"}
+    seal = hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    path.write_text(json.dumps({**content, "sha256": seal}))

@@ -14,7 +14,7 @@ from headcode.nn import save_model
 from headcode.train import checkpoint as checkpoints
 from headcode.train import read_metrics, read_run_config
 from headcode.train.checkpoint import DamagedCheckpoint, read_checkpoint
-from tests.support.training import assert_same, small_config, train
+from tests.support.training import assert_same, small_config, train, write_sealed
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +210,7 @@ def test_a_planted_pickle_is_refused_and_never_run(run, tmp_path, file, resealed
         path = run / "checkpoints" / "step-30" / "state.json"
         state = json.loads(path.read_text())
         state["files"][(run / file).name] = hashlib.sha256(bomb).hexdigest()
-        path.write_text(json.dumps(checkpoints._sealed(state)))
+        write_sealed(path, state)
     found = set()
     for name, operation in OPERATIONS.items():
         try:

@@ -15,10 +15,9 @@ from headcode.sweep.process import open_log
 from headcode.sweep.table import ResultsTable
 from headcode.tasks.language import shards
 from headcode.train import TrainingFailed
-from headcode.train import checkpoint as checkpoints
 from headcode.train.checkpoint import DamagedCheckpoint, read_checkpoint
 from headcode.train.folder import RunFolder, is_in_use
-from tests.support.training import small_config, train
+from tests.support.training import small_config, train, write_sealed
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="links and pipes as on Unix")
 SECRET = "a file of somebody else\n"
@@ -119,7 +118,7 @@ def test_a_state_that_names_files_elsewhere_is_damaged(run, name):
     state = json.loads((folder / "state.json").read_text())
     content = (folder / name).read_bytes() if name != ".." else b""
     state["files"][name] = hashlib.sha256(content).hexdigest()
-    (folder / "state.json").write_text(json.dumps(checkpoints._sealed(state)))
+    write_sealed(folder / "state.json", state)
     with pytest.raises(DamagedCheckpoint, match=r"state\.json names a file of another folder"):
         read_checkpoint(folder)
 
