@@ -15,7 +15,7 @@ def logic_base(scale: Scale) -> RunConfig:
     """smoke: seconds, and no result; laptop: the paper's model for 8,000 steps; paper: 50,000 steps."""
     if scale == "paper":
         return preset("logic-paper")
-    # Of the paper's two rates, the one that fits the training compositions better with every method (docs/results.md).
+    # Of the paper's two learning rates the one that fits the training compositions better (docs/results.md).
     config = override(preset("logic"), learning_rate=3e-3)
     if scale == "laptop":
         return config
@@ -38,7 +38,7 @@ def seeds_of(scale: Scale) -> range:
 
 
 def paper_search(scale: Scale) -> dict[str, Sequence[float]]:
-    """The paper's grid of rates and decays; one pair at the smaller scales."""
+    """The paper's grid of learning rates and decays; one pair at the smaller scales."""
     return {"learning_rate": PAPER_RATES, "weight_decay": PAPER_DECAYS} if scale == "paper" else {}
 
 
@@ -50,5 +50,5 @@ SELECTION = (
 
 
 def select(study: Study, groups: Sequence[str]) -> list[Row]:
-    """The runs at the rate and decay with the best mean iid R², within every group of equal `groups` fields."""
+    """The runs at the learning rate and decay with the best mean iid R², for every group of equal `groups` fields."""
     return base.select(study, groups, ("learning_rate", "weight_decay"), "iid/r2")

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -63,28 +64,26 @@ class TransformerBlock(nn.Module):
             out = run_fused(self, x, queries, dropout_seed)
             if out is not None:
                 return out
-        return self.run_op_by_op(x, key_padding_mask, queries, cache, dropout_seed, use, context)
+        return self.run_op_by_op(x, queries, dropout_seed, context, key_padding_mask, cache=cache, use=use)
 
     def run_op_by_op(
         self,
         x: Tensor,
-        key_padding_mask: Tensor | None = None,
-        queries: slice | None = None,
-        cache: LayerCache | None = None,
-        dropout_seed: int | None = None,
-        use: int = 0,
+        queries: slice | None,
+        dropout_seed: int | None,
         context: Tensor | None = None,
+        padding: Tensor | None = None,
+        **options: Any,
     ) -> Tensor:
-        """`forward`, by way of its parts."""
+        """`forward` without the fused kernels; `options` are further ones of the attention."""
         attended = self.attention(
             self.attention_norm(x),
             None if context is None else self.attention_norm(context),
-            key_padding_mask=key_padding_mask,
+            key_padding_mask=padding,
             queries=queries,
-            cache=cache,
             dropout_seed=dropout_seed,
             query_offset=None if context is None else context.shape[1],
-            use=use,
+            **options,
         )
         x = attended + (x if queries is None else x[:, queries])
         return x + self.feedforward(self.feedforward_norm(x))
@@ -217,7 +216,7 @@ class Transformer(nn.Module):
     def _run_crossing_blocks(
         self, x: Tensor, queries: slice | None, key_padding_mask: Tensor | None, dropout_seed: int | None
     ) -> Tensor:
-        """Self-attention on the context alone; then the answers, which stand after it, attend to what came of it."""
+        """Self-attention layers on the context alone, then cross-attention layers from the answers to it."""
         length = x.shape[1]
         context_length = length - check_answers(queries, length)
         check_padding(key_padding_mask, x.shape[0], length)
@@ -261,7 +260,7 @@ class Transformer(nn.Module):
         return hidden
 
     def _token_table(self, device: torch.device) -> Tensor:
-        """The embeddings (vocab_size, dim) of all tokens, with which the logits are read."""
+        """The embeddings (vocab_size, dim) of all tokens, whose products with the output are the logits."""
         weight = own_weight(self.embedding, nn.Embedding)
         if weight is not None:
             return weight
