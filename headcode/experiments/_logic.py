@@ -1,6 +1,7 @@
 """Fuzzy logic at each scale, as the experiments share it: the same configurations are the same runs."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from headcode.experiments import base
 from headcode.experiments.base import Row, Scale, Study
@@ -31,6 +32,11 @@ def logic_base(scale: Scale) -> RunConfig:
         eval_size=128,
         checkpoint_every=0,
     )
+
+
+def at_one_rate(scale: Scale, **laptop: Any) -> RunConfig:
+    """`logic_base` with the learning rate 3e-3 at every scale; `laptop` are changes at laptop scale alone."""
+    return override(logic_base(scale), learning_rate=3e-3, **(laptop if scale == "laptop" else {}))
 
 
 def seeds_of(scale: Scale) -> range:

@@ -89,7 +89,7 @@ def regressions(setting: Setting, size: int, generator: torch.Generator) -> tupl
 
 
 def best_rate(setting: Setting, seed: int, size: int = 65536) -> float:
-    """The learning rate at which one gradient step from zero has the least squared error, in closed form on own samples."""
+    """The learning rate at which one gradient step from zero has the least squared error, in closed form."""
     x, y, query, target = regressions(setting, size, torch.Generator().manual_seed(seed))
     unit = one_step(x, y, query, 1.0)
     return float((unit * target).sum() / unit.square().sum())

@@ -21,6 +21,8 @@ from headcode.nn.position import sinusoidal_positions
 NORM_EPSILON = 1e-6
 # Distinct layers need distinct dropout streams; the dropout hash mixes whatever seed it gets.
 _LAYER_SEED_STRIDE = 0x9E3779B9
+_SAME_NAMES = ("method", "norm", "value_net", "pooling", "qk_dim", "v_dim", "causal", "qk_norm", "recurrent", "backend")
+"""Fields of a ModelConfig that are arguments of HyperAttention under the same name."""
 
 
 class TransformerBlock(nn.Module):
@@ -29,23 +31,9 @@ class TransformerBlock(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.dim, eps=NORM_EPSILON)
-        self.attention = HyperAttention(
-            config.dim,
-            config.num_heads,
-            method=config.method,
-            norm=config.norm,
-            value_net=config.value_net,
-            pooling=config.pooling,
-            qk_dim=config.qk_dim,
-            v_dim=config.v_dim,
-            position=config.attention_position,
-            num_buckets=config.max_length,
-            causal=config.causal,
-            dropout=config.attention_dropout,
-            qk_norm=config.qk_norm,
-            recurrent=config.recurrent,
-            backend=config.backend,
-        )
+        options = {name: getattr(config, name) for name in _SAME_NAMES}
+        options |= {"position": config.attention_position, "num_buckets": config.max_length}
+        self.attention = HyperAttention(config.dim, config.num_heads, dropout=config.attention_dropout, **options)
         self.feedforward_norm = nn.LayerNorm(config.dim, eps=NORM_EPSILON)
         self.feedforward = FEEDFORWARDS[config.feedforward](config.dim, config.mlp_dim, config.backend)
 

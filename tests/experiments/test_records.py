@@ -32,20 +32,17 @@ class Small(Experiment):
         return []
 
 
+def reproduce_with_records(folder):
+    """The experiment in a folder that has its own records, and what it said."""
+    said, options = [], {"threads": 1, "records": folder / "records", "display": SilentDisplay()}
+    return reproduce(Small(), "smoke", folder / "out", say=said.append, **options), said
+
+
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
     """The experiment on a first machine: its outcome, and the records that it kept."""
     folder = tmp_path_factory.mktemp("first")
-    said = []
-    outcome = reproduce(
-        Small(),
-        "smoke",
-        folder / "out",
-        threads=1,
-        records=folder / "records",
-        display=SilentDisplay(),
-        say=said.append,
-    )
+    outcome, said = reproduce_with_records(folder)
     assert f"The records of 2 runs are now kept in {folder / 'records'}." in said
     return outcome, folder
 
@@ -79,16 +76,7 @@ def test_what_is_missing_is_trained_and_the_order_stays(first, tmp_path):
     for name in FILES:
         (tmp_path / "records" / hashes[1]).mkdir(parents=True, exist_ok=True)
         (tmp_path / "records" / hashes[1] / name).write_bytes((folder / "records" / hashes[1] / name).read_bytes())
-    said = []
-    again = reproduce(
-        Small(),
-        "smoke",
-        tmp_path / "out",
-        threads=1,
-        records=tmp_path / "records",
-        display=SilentDisplay(),
-        say=said.append,
-    )
+    again, _ = reproduce_with_records(tmp_path)
     assert [row["hash"] for row in again.study.rows] == hashes
     assert [path.name for path in (tmp_path / "out" / "runs").iterdir()] == [hashes[0]]
     assert has_records(tmp_path / "records" / hashes[0], override(BASE, seed=0))
