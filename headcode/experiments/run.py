@@ -1,4 +1,4 @@
-"""An experiment from its configurations to its figure: train what is missing, analyse, tell, draw."""
+"""An experiment from its configurations to its figure: train what is missing, analyse, write findings, draw."""
 
 import csv
 import dataclasses
@@ -24,7 +24,7 @@ PROBE_SECONDS = 3.0
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What the runs of an experiment take, before any of them starts."""
+    """What the runs of an experiment will cost."""
 
     runs: int
     steps: int

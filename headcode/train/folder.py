@@ -60,7 +60,7 @@ class RunFolder:
         path = Path(path)
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; choose a folder for the run.")
-        companions = config.task.companions()
+        task_files = config.task.run_files()
         try:
             if (path / RUN_CONFIG_FILE).is_file():
                 _refuse_other_config(path, config)
@@ -75,7 +75,7 @@ class RunFolder:
         _refuse_other_config(path, config)
         refuse_linked_checkpoints(path)
         remove_leftovers(path)
-        for name, content in companions.items():
+        for name, content in task_files.items():
             if not (path / name).is_file() or read_bytes(path / name) != content:
                 replace_file(path / name, content)
         return cls(path, config, lock)
@@ -149,7 +149,7 @@ def read_run_config(path: str | Path) -> RunConfig:
         config = RunConfig.from_dict(values)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path / RUN_CONFIG_FILE} is not a valid run configuration: {error}") from None
-    config.task.recall(path)
+    config.task.read_run_files(path)
     return config
 
 

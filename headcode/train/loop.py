@@ -245,16 +245,16 @@ class Trainer:
             return loss, 0
         return loss, self._group.largest(signal_number or 0)
 
-    def _update(self, rate: float, loss: Tensor, norm: Tensor) -> None:
+    def _update(self, learning_rate: float, loss: Tensor, norm: Tensor) -> None:
         """One step of the optimiser, unless the loss or the gradient is not finite."""
         self._losses.append(loss)
         self._norms.append(norm)
         if self._reads_each_loss:
             self._settle(self.step)
-            self.learner.update(rate, self.step)
+            self.learner.update(learning_rate, self.step)
         else:
             self._failed = torch.maximum(self._failed, (~torch.isfinite(loss + norm)).float())
-            self.learner.update(rate, self.step, skip=self._failed)
+            self.learner.update(learning_rate, self.step, skip=self._failed)
 
     def _settle(self, last_step: int) -> None:
         """Turn losses and norms that are still tensors into numbers; an error if one is not finite.
@@ -274,9 +274,9 @@ class Trainer:
     def _is_due(self, every: int) -> bool:
         return self.step == self.config.steps or (every > 0 and self.step % every == 0)
 
-    def _log(self, rate: float) -> None:
+    def _log(self, learning_rate: float) -> None:
         self._settle(self.step - 1)
-        means = {"loss": fmean(self._losses), "learning_rate": rate, "gradient_norm": fmean(self._norms)}
+        means = {"loss": fmean(self._losses), "learning_rate": learning_rate, "gradient_norm": fmean(self._norms)}
         self._add_record({"kind": "train", "step": self.step, **means})
         self._losses, self._norms = [], []
         if self._folder is not None:

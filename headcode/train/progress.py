@@ -1,4 +1,4 @@
-"""What a run says while it trains: a bar on a terminal, a plain line per minute elsewhere, and optional trackers."""
+"""Progress of a training run: a bar on a terminal, a plain line per minute elsewhere, and optional trackers."""
 
 import contextlib
 import re
@@ -16,13 +16,13 @@ WANDB_FILE = "wandb-id"
 
 
 class Reporter(Protocol):
-    """Anything that wants to follow a run: give it to the Trainer."""
+    """An object that a Trainer informs of its progress."""
 
     def start(self, step: int, steps: int) -> None:
         """Training begins (or goes on) at `step`."""
 
     def advance(self, step: int) -> None:
-        """A step was taken; called often, so it must be cheap and never look at a device."""
+        """A step was taken; called often, so it must be cheap and never wait for a device."""
 
     def record(self, record: dict[str, Any]) -> None:
         """A line was added to metrics.jsonl."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from headcode.bench import gpu, roofline
+from headcode.bench.measure import medians
 from headcode.bench.ops import Shape
 from headcode.cli import main
 
@@ -70,5 +71,5 @@ def test_contestants_take_turns_and_agree_with_their_names(monkeypatch):
     order = []
     del runs["triton"]
     runs = {name: lambda name=name, run=run: (order.append(name), run()) for name, run in runs.items()}
-    times = gpu.medians(runs, 5, "cpu")
+    times = medians(runs, 5, warmup=3)
     assert order == list(runs) * 8 and all(seconds > 0 for seconds in times.values())

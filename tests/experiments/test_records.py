@@ -36,17 +36,17 @@ class Small(Experiment):
         return []
 
 
-def run_small(folder, said):
-    out, records = folder / "out", folder / "records"
-    return reproduce(Small(), "smoke", out, threads=1, records=records, display=SilentDisplay(), say=said.append)
+def reproduce_with_records(folder):
+    """The experiment in a folder that has its own records, and what it said."""
+    said, options = [], {"threads": 1, "records": folder / "records", "display": SilentDisplay()}
+    return reproduce(Small(), "smoke", folder / "out", say=said.append, **options), said
 
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
     """The experiment on a first machine: its outcome, and the records that it kept."""
     folder = tmp_path_factory.mktemp("first")
-    said = []
-    outcome = run_small(folder, said)
+    outcome, said = reproduce_with_records(folder)
     assert f"The records of 2 runs are now kept in {folder / 'records'}." in said
     return outcome, folder
 
@@ -79,8 +79,7 @@ def test_what_is_missing_is_trained_and_the_order_stays(first, tmp_path):
     hashes = [row["hash"] for row in outcome.study.rows]
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / "another.jsonl").write_bytes(find_records(folder / "records", hashes)[hashes[1]] + b"\n")
-    said = []
-    again = run_small(tmp_path, said)
+    again, _ = reproduce_with_records(tmp_path)
     assert [row["hash"] for row in again.study.rows] == hashes
     assert [path.name for path in (tmp_path / "out" / "runs").iterdir()] == [hashes[0]]
     assert list(find_records(tmp_path / "records", hashes)) == [hashes[1], hashes[0]]
