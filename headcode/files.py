@@ -1,9 +1,9 @@
-"""Files that somebody else may have written or put in place: how the package reads them, and how it opens its own.
+"""How the package reads files that somebody else may have written, and how it writes and locks its own.
 
-Read are bounded bytes of regular files, strict JSON and plain arrays. Nothing in a file is run or unpickled, and none
-makes a reader wait (a pipe), fill the memory (a small archive that expands to gigabytes) or overflow the stack (deep
-JSON). What is wrong is one ValueError that names the file; a file that is not there is an OSError, as ever. What the
-package writes is never written through a link or into a pipe.
+It reads bounded bytes of regular files, strict JSON and plain arrays. Nothing in a file is run or unpickled, and no
+file can make a reader wait (a pipe), fill the memory (a small archive that expands to gigabytes) or overflow the stack
+(deep JSON). A bad file is one ValueError that names it; a missing file is an OSError, as usual. The package never
+writes through a link or into a pipe.
 """
 
 import codecs
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from filelock import lock_descriptor
 from numpy.lib import format as npy
 
 LARGEST_TEXT = 2**29
@@ -29,7 +30,7 @@ DEEPEST_JSON = 64
 LONGEST_NUMBER = 300
 """Characters of a number in JSON: every such integer is a finite float as well."""
 LARGEST_EXPANSION = 20
-"""How many times its own size a compressed file may become; what is below SMALL_ARCHIVE may always."""
+"""How many times its own size a compressed file may expand to; up to SMALL_ARCHIVE any expansion is allowed."""
 SMALL_ARCHIVE = 2**28
 _UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # Windows has neither
 
@@ -71,13 +72,47 @@ def _open_descriptor(path: str, flags: int) -> int:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise _not_regular(path)
-    if flags & os.O_TRUNC:  # only now: what is emptied is known to be ours
+    if flags & os.O_TRUNC:  # only now: the file is known to be a regular one
         os.ftruncate(descriptor, 0)
     return descriptor
 
 
 def _not_regular(path: str) -> OSError:
     return OSError(errno.EINVAL, f"{path} is not a regular file but a link, a pipe or the like; remove it")
+
+
+def take_lock(path: Path) -> IO[str] | None:
+    """The file at `path`, locked until it is closed; None if another process holds the lock.
+
+    The lock is the system's, which releases it when a process ends, however it ends: what is in the file, and that the
+    file is there, means nothing.
+    """
+    file = open_own(path, "a+", encoding="utf-8", errors="replace")
+    try:
+        if lock_descriptor(file.fileno(), blocking=False):
+            return file
+    except BaseException:
+        file.close()
+        raise
+    file.close()
+    return None
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Inside the `with`, the lock of `take_lock`; waits for a process that holds it."""
+    with open_own(path, "a") as file:
+        lock_descriptor(file.fileno())
+        yield
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock now; no, where there is no such file or none of ours."""
+    try:
+        with open_own(path, "r+") as file:
+            return not lock_descriptor(file.fileno(), blocking=False)
+    except OSError:
+        return False
 
 
 def write_bytes(path: Path, content: bytes) -> None:

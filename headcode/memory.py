@@ -1,4 +1,4 @@
-"""Where tensors start in memory, which decides the last bits of their products."""
+"""The alignment of tensors in memory, which decides the last bits of their products."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""How the package starts Python: without modules that somebody has put into the working folder."""
+"""How the package starts Python: without importing modules that somebody put into the working folder."""
 
 import os
 import sys

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import headcode
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # A block, with the reason that may stand in a comment on the line before it.
 BLOCK = re.compile(r"^(?:<!-- not run: (?P<reason>.+?) -->\n)?```(?P<kind>\w+)[^\n]*\n(?P<code>.*?)^```", re.M | re.S)

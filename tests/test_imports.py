@@ -1,11 +1,11 @@
 """Imports point one way, and `import headcode` needs torch and numpy alone."""
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import headcode
+from tests.support.source import imported_modules
 
 ROOT = Path(headcode.__file__).parent
 # Each room may import from itself and from rooms in earlier rows.
@@ -30,17 +30,6 @@ RANK = {room: rank for rank, row in enumerate(ROWS) for room in row}
 
 def room_of(module: str) -> str:
     return module.split(".")[1]
-
-
-def imported_modules(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    return {name for name in found if name.startswith("headcode.")}
 
 
 def test_imports_point_one_way():

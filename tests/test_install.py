@@ -4,11 +4,11 @@ import os
 import subprocess
 import sys
 import venv
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.support import ROOT
+
 pytestmark = pytest.mark.slow
 
 

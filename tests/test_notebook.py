@@ -4,9 +4,10 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-NOTEBOOK = Path(__file__).parents[1] / "examples" / "quickstart.ipynb"
+from tests.support import ROOT
+
+NOTEBOOK = ROOT / "examples" / "quickstart.ipynb"
 
 
 def test_the_notebook_runs(tmp_path):

@@ -1,4 +1,4 @@
-"""Draws idea.png and idea.svg, the picture that explains the idea: python docs/images/idea.py"""
+"""Draws idea.png, the picture that explains the idea: python docs/images/idea.py"""
 
 import itertools
 from pathlib import Path
@@ -90,7 +90,6 @@ def draw():
     )
     folder = Path(__file__).parent
     figure.savefig(folder / "idea.png", dpi=160, bbox_inches="tight", facecolor="white")
-    figure.savefig(folder / "idea.svg", bbox_inches="tight", facecolor="white")
 
 
 draw()

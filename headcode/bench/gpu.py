@@ -8,12 +8,10 @@ Writes gpu.csv. The kernels were written without a GPU, and this command is how 
 Example: headcode bench gpu --out bench
 """
 
-import csv
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headcode.bench.measure import check_repeats, check_words, medians, relative_error, write_csv
 from headcode.bench.ops import Shape, inputs, split
 from headcode.bench.roofline import DEVICES, best_seconds, work
-from headcode.files import open_own
 from headcode.ops import METHODS, hyper_attention
 from headcode.ops.gpu_check import BOUNDS
 
@@ -64,12 +62,9 @@ class Gpu:
 
     def run(self) -> None:
         require_gpu()
-        if self.repeats < 5:
-            raise ValueError(f"--repeats must be at least 5 for a median worth the name, got {self.repeats}.")
-        for name, given, allowed in (("methods", self.methods, METHODS), ("dtypes", self.dtypes, BOUNDS)):
-            for entry in given:
-                if entry not in allowed:
-                    raise ValueError(f"--{name} must be of {', '.join(allowed)}, got {entry!r}.")
+        check_repeats(self.repeats)
+        check_words("methods", self.methods)
+        check_words("dtypes", self.dtypes, BOUNDS)
         shapes = [Shape.parse(text) for text in self.shapes]
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
         print("right?")
@@ -82,11 +77,7 @@ class Gpu:
                 for method in self.methods:
                     rows += measure(shape, method, dtype, self.repeats, "cuda")
         self.out.mkdir(parents=True, exist_ok=True)
-        with open_own(self.out / "gpu.csv", "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(Row._fields)
-            writer.writerows(rows)
-        print(f"wrote {self.out / 'gpu.csv'}")
+        write_csv(self.out / "gpu.csv", Row._fields, rows)
 
 
 def require_gpu() -> None:
@@ -145,25 +136,19 @@ def errors_of(shape: Shape, method: str, dtype: str, device: str) -> tuple[float
                 backend=backend,
             )
             results.append([out.detach(), *torch.autograd.grad(out, leaves, convert(grad))])
-    errors = [
-        float((actual.double() - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
-        for actual, wanted in zip(*results, strict=True)
-    ]
+    errors = [relative_error(*pair) for pair in zip(*results, strict=True)]
     return errors[0], max(errors[1:])
 
 
-class precision:
-    """float32 products in TF32 where asked for, in full otherwise; as before afterwards."""
-
-    def __init__(self, dtype: str) -> None:
-        self.wanted = "high" if dtype == "tf32" else "highest"
-
-    def __enter__(self) -> None:
-        self.before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision(self.wanted)
-
-    def __exit__(self, *error: object) -> None:
-        torch.set_float32_matmul_precision(self.before)
+@contextlib.contextmanager
+def precision(dtype: str) -> Iterator[None]:
+    """Inside the `with`, float32 products in TF32 where asked for, in full otherwise."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def contestants(shape: Shape, method: str, dtype: str, device: str) -> dict[str, Callable[[], Any]]:
@@ -206,7 +191,9 @@ def measure(shape: Shape, method: str, dtype: str, repeats: int, device: str) ->
     gpu = next((DEVICES[name] for name in DEVICES if device == "cuda" and name in torch.cuda.get_device_name()), None)
     with precision(dtype):
         runs = contestants(shape, method, dtype, device)
-        for name, seconds in medians(runs, repeats, device).items():
+        # The first three rounds compile and tune kernels.
+        wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+        for name, seconds in medians(runs, repeats, warmup=3, wait=wait).items():
             best, limit = (None, "")
             if gpu is not None and name == "triton":
                 best, limit = best_seconds(work(method, *shape, dtype=dtype), gpu, dtype, shape.width)
@@ -216,24 +203,6 @@ def measure(shape: Shape, method: str, dtype: str, repeats: int, device: str) ->
             print(line(row), flush=True)
             rows.append(row)
     return rows
-
-
-def medians(runs: dict[str, Callable[[], Any]], repeats: int, device: str) -> dict[str, float]:
-    """Seconds; contestants take turns, and the first three rounds (compiling, tuning) do not count."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats + 3):
-        for name, run in runs.items():
-            _wait(device)
-            start = time.perf_counter()
-            run()
-            _wait(device)
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values[3:]) for name, values in times.items()}
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def peak_megabytes(run: Callable[[], Any]) -> float:

@@ -11,17 +11,15 @@ import dataclasses
 import json
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from headcode.bench.train import machine
+from headcode.bench.measure import check_words, machine, markdown_table, timed, torch_threads
 from headcode.files import replace_file
 from headcode.nn import ModelConfig, Transformer, generate
-from headcode.ops import METHODS
 from headcode.presets import RunConfig, override, preset
 from headcode.tasks import Batch
 from headcode.train.distributed import Group
@@ -74,25 +72,15 @@ class Lm:
         sizes = (self.context, self.batch_size, self.prompt, self.new_tokens, self.rounds)
         if min(sizes) < 1 or not self.seconds > 0 or (self.threads is not None and self.threads < 1):
             raise ValueError("Every size, --rounds and --threads must be 1 or more, and --seconds above 0.")
-        for method in self.methods:
-            if method not in METHODS:
-                raise ValueError(f"--methods must be of {', '.join(METHODS)}, got {method!r}.")
+        check_words("methods", self.methods)
         if self.out is not None:  # before minutes are spent on what could not be written
             self.out.parent.mkdir(parents=True, exist_ok=True)
         keep_freed_memory()  # for both sides, although only ours would have it
-        before = torch.get_num_threads()
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
-        try:
+        with torch_threads(self.threads):
             rows = self.measure()
-            if self.json:
-                print(json.dumps({"machine": machine(), "rows": rows}))
-            else:
-                print(report(rows, self))
+            print(json.dumps({"machine": machine(), "rows": rows}) if self.json else report(rows, self))
             if self.out is not None:
                 replace_file(self.out, report(rows, self).encode())
-        finally:
-            torch.set_num_threads(before)
 
     def config(self, method: str) -> RunConfig:
         sizes = {name: getattr(self, name) for name in ("dim", "num_layers", "num_heads", "mlp_dim", "vocab_size")}
@@ -111,7 +99,8 @@ class Lm:
         for _ in range(self.rounds):
             for side in sides:
                 speeds = taken[side.name]
-                speeds["train"].append(self.batch_size * self.context / seconds_per_call(side.step, self.seconds))
+                step = statistics.median(timed(side.step, self.seconds, fewest=2))
+                speeds["train"].append(self.batch_size * self.context / step)
                 for kind, decode in (("decode", side.decode), ("hf", side.decode_hf)):
                     start = time.perf_counter()
                     decode(self.new_tokens)
@@ -223,17 +212,6 @@ def random_tokens(bench: Lm, config: ModelConfig) -> tuple[torch.Tensor, torch.T
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), prompt
 
 
-def seconds_per_call(call: Callable[[], None], seconds: float) -> float:
-    """The median time of a call over one turn."""
-    taken: list[float] = []
-    begin = time.perf_counter()
-    while len(taken) < 2 or time.perf_counter() - begin < seconds:
-        start = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
-
-
 def report(rows: list[dict[str, Any]], bench: Lm) -> str:
     """The table in Markdown."""
     formats = {
@@ -251,9 +229,7 @@ def report(rows: list[dict[str, Any]], bench: Lm) -> str:
             f"{bench.num_heads} heads, {bench.vocab_size:,} tokens; training on {bench.batch_size} × {bench.context} "
             f"tokens a step, decoding {bench.new_tokens} after {bench.prompt}; medians of {bench.rounds} turns.",
             "",
-            f"| {' | '.join(TITLES.values())} |",
-            f"|{' --- |' * len(TITLES)}",
-            *(f"| {' | '.join(formats[name].format(row[name]) for name in TITLES)} |" for row in rows),
+            *markdown_table(TITLES.values(), ([formats[name].format(row[name]) for name in TITLES] for row in rows)),
             "",
             "The Llama decodes by Hugging Face's `generate()`; ours by `headcode.nn.generate` and, in the last column,",
             "by the same `generate()`. `linear` decodes with a state of constant size.",

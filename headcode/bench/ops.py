@@ -6,13 +6,10 @@ held to the float64 reference, and a wrong one is not timed. Writes ops.csv and 
 Example: headcode bench ops --out bench --methods hyla softmax
 """
 
-import csv
 import dataclasses
 import os
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headcode.files import open_own
+from headcode.bench.measure import check_repeats, check_words, medians, relative_error, torch_threads, write_csv
 from headcode.ops import METHODS, hyper_attention
 from headcode.processes import safe_python
 
@@ -95,24 +92,16 @@ class Ops:
     def run(self) -> None:
         if self.device not in ("cpu", "cuda"):
             raise ValueError(f"--device must be cpu or cuda, got {self.device!r}.")
-        if self.repeats < 5:
-            raise ValueError(f"--repeats must be at least 5 for a median worth the name, got {self.repeats}.")
-        for method in self.methods:
-            if method not in METHODS:
-                raise ValueError(f"--methods must be of {', '.join(METHODS)}, got {method!r}.")
+        check_repeats(self.repeats)
+        check_words("methods", self.methods)
         shapes = [Shape.parse(text) for text in self.shapes]
         if self.device == "cuda":
             from headcode.bench.gpu import Gpu
 
             Gpu(self.out, self.methods, self.shapes, ("float32",), self.repeats).run()
             return
-        before = torch.get_num_threads()
-        if self.threads:
-            torch.set_num_threads(self.threads)
-        try:
+        with torch_threads(self.threads):
             self._run(shapes)
-        finally:
-            torch.set_num_threads(before)
 
     def _run(self, shapes: list[Shape]) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
@@ -130,11 +119,7 @@ class Ops:
             plot(by_length, self.out / "cost-against-length.png")
             print(f"wrote {self.out / 'cost-against-length.png'}")
             rows += by_length
-        with open_own(self.out / "ops.csv", "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(Row._fields)
-            writer.writerows(rows)
-        print(f"wrote {self.out / 'ops.csv'}")
+        write_csv(self.out / "ops.csv", Row._fields, rows)
 
     def _measure(self, shape: Shape, method: str, memory: bool) -> list[Row]:
         with_reference = shape.length <= self.reference_up_to and _reference_fits(shape)
@@ -206,17 +191,6 @@ def step(shape: Shape, method: str, backend: str) -> Callable[[], None]:
     return run
 
 
-def medians(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Seconds. Backends take turns, so that whatever slows the machine slows them all; the first round is dropped."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats + 1):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values[1:]) for name, values in times.items()}
-
-
 def check(shape: Shape, method: str, backend: str) -> tuple[float, float]:
     """Relative RMS errors of output and worst gradient against the float64 reference; a wrong kernel is an error.
 
@@ -232,7 +206,7 @@ def check(shape: Shape, method: str, backend: str) -> tuple[float, float]:
         out = hyper_attention(q[:, :, -queries:], k, v, norm=norm, value_net=value_net, backend=name)
         out.backward(grad.to(dtype))
         results.append([out.detach(), q.grad, k.grad, v.grad])
-    errors = [_relative_error(*pair) for pair in zip(*results, strict=True)]
+    errors = [relative_error(*pair) for pair in zip(*results, strict=True)]
     forward, gradient = errors[0], max(errors[1:])
     if not (forward <= FORWARD_BOUND and gradient <= GRADIENT_BOUND):
         raise ValueError(
@@ -240,11 +214,6 @@ def check(shape: Shape, method: str, backend: str) -> tuple[float, float]:
             f"of the output (at most {FORWARD_BOUND:.0e}), {gradient:.1e} of a gradient (at most {GRADIENT_BOUND:.0e})."
         )
     return forward, gradient
-
-
-def _relative_error(actual: Tensor, wanted: Tensor) -> float:
-    error = (actual.double() - wanted).square().mean().sqrt()
-    return float(error / wanted.square().mean().sqrt().clamp(min=1e-30))
 
 
 def peak_memory(shape: Shape, method: str, backend: str) -> float | None:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 
+from headcode.bench.measure import torch_threads
 from headcode.tasks import FuzzyLogic, SRaven, add_sums, oracle
 from headcode.tasks.base import Task
 from headcode.tasks.baselines import LOGIC_BASELINES, SRAVEN_BASELINES, score_sraven
@@ -44,12 +44,8 @@ class Tasks:
     def run(self) -> None:
         if self.puzzles < 2 or self.overlap < 0 or self.batch_size < 1:
             raise ValueError("--puzzles must be 2 or more, --overlap 0 or more and --batch-size 1 or more.")
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        with torch_threads(1):
             self._run()
-        finally:
-            torch.set_num_threads(threads)
 
     def _run(self) -> None:
         sections: dict[str, Any] = {}

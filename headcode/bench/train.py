@@ -9,22 +9,22 @@ Example: headcode bench train --rounds 5 --out docs/bench-train.md
 import contextlib
 import dataclasses
 import json
-import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from headcode.bench.measure import machine, markdown_table, timed, torch_threads
 from headcode.files import replace_file
 from headcode.nn import HyperAttention, Transformer
 from headcode.ops import cpu
 from headcode.ops.program import BoundProgram
 from headcode.presets import RunConfig, override, preset
-from headcode.train.cost import step_flops
+from headcode.train.cost import product_speed, step_flops
 from headcode.train.data import Prefetcher
 from headcode.train.distributed import Group
 from headcode.train.learner import Learner
@@ -77,19 +77,11 @@ class Train:
         if self.rounds < 1 or self.seconds <= 0 or self.batch_size < 1:
             raise ValueError("--rounds and --batch-size must be 1 or more, and --seconds above 0.")
         keep_freed_memory()  # for both sides, although only ours would have it
-        before = torch.get_num_threads()
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
-        try:
+        with torch_threads(self.threads):
             rows = [self._measure(task, method) for task in self.tasks for method in self.methods]
-            if self.json:
-                print(json.dumps({"machine": machine(), "rows": rows}))
-            else:
-                print(report(rows))
+            print(json.dumps({"machine": machine(), "rows": rows}) if self.json else report(rows))
             if self.out is not None:
                 replace_file(self.out, report(rows).encode())
-        finally:
-            torch.set_num_threads(before)
 
     def _measure(self, task: str, method: str) -> dict[str, Any]:
         config = setting(task, method, self.batch_size)
@@ -98,7 +90,7 @@ class Train:
             for side in (ours, plain):
                 side.step()
                 side.step()
-            turns = [(timed(plain.step, self.seconds), timed(ours.step, self.seconds)) for _ in range(self.rounds)]
+            turns = [[timed(side.step, self.seconds, fewest=3) for side in (plain, ours)] for _ in range(self.rounds)]
             waited = ours.waited()
             shares = ours.profile()
         plain_seconds, seconds = (
@@ -116,7 +108,7 @@ class Train:
             "attention_share": shares["attention"],
             "gflop": flops / 1e9,
             "gflops": flops / seconds / 1e9,
-            "machine_gflops": product_speed(),
+            "machine_gflops": product_speed() / 1e9,
             "data_wait": waited,
         }
 
@@ -235,41 +227,13 @@ class Plain:
         self._count += 1
 
 
-def timed(step: Callable[[], None], seconds: float) -> list[float]:
-    """Seconds of each step of one turn."""
-    taken: list[float] = []
-    begin = time.perf_counter()
-    while len(taken) < 3 or time.perf_counter() - begin < seconds:
-        start = time.perf_counter()
-        step()
-        taken.append(time.perf_counter() - start)
-    return taken
-
-
-def product_speed(size: int = 1024, seconds: float = 0.5) -> float:
-    """GFLOP/s of a large square float32 matrix product on this machine, the best of many."""
-    a, b = torch.randn(size, size), torch.randn(size, size)
-    best, begin = float("inf"), time.perf_counter()
-    while time.perf_counter() - begin < seconds:
-        start = time.perf_counter()
-        torch.mm(a, b)
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best / 1e9
-
-
-def machine() -> str:
-    return f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-
-
 def report(rows: list[dict[str, Any]]) -> str:
     """The table in Markdown."""
     return "\n".join(
         [
             f"Training steps, {machine()}; `headcode bench train`.",
             "",
-            f"| {' | '.join(TITLES)} |",
-            f"|{'---|' * len(TITLES)}",
-            *(f"| {' | '.join(_cells(row))} |" for row in rows),
+            *markdown_table(TITLES, map(_cells, rows)),
             "",
             "Plain is the same model in eager PyTorch: reference backend, full last layer, separate projections,",
             "AdamW as it comes. FLOPs are of the pruned step (2 per multiply-add, backward = 2 × forward); the",

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import sys
-import time
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -18,7 +17,7 @@ from headcode.tasks.language.corpus import PYTHON, Source, StreamedDataset, Text
 from headcode.tasks.language.prepare import prepare
 from headcode.tasks.language.tokenizer import read_tokenizer
 from headcode.train import Runtime
-from headcode.train.cost import step_flops
+from headcode.train.cost import product_speed, step_flops
 from headcode.train.distributed import is_main_process
 from headcode.train.progress import duration
 
@@ -120,7 +119,7 @@ def cost(config: RunConfig) -> dict[str, Any]:
     with torch.device("meta"):
         parameters = sum(parameter.numel() for parameter in Transformer(config.model).parameters())
     flops = step_flops(config)
-    speed = product_speed()
+    speed = product_speed(size=512, seconds=0.2)
     seconds = config.steps * flops / speed
     return {
         "parameters": parameters,
@@ -140,14 +139,3 @@ def cost_line(config: RunConfig) -> str:
         f"{config.model.method}: {facts['parameters']:,} parameters, {facts['tokens']:,} tokens in {config.steps:,} "
         f"steps, {facts['total_flops']:.3g} FLOPs: at least {facts['least_time_on_this_cpu']} on this CPU"
     )
-
-
-def product_speed(size: int = 512, seconds: float = 0.2) -> float:
-    """FLOP/s of a square float32 matrix product on this CPU, the best of many."""
-    a, b = torch.randn(size, size), torch.randn(size, size)
-    best, begin = float("inf"), time.perf_counter()
-    while time.perf_counter() - begin < seconds:
-        start = time.perf_counter()
-        torch.mm(a, b)
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best

@@ -29,7 +29,7 @@ class Command:
     out: Path = Path("out/demo")
     """Folder for the runs, the figures and report.html; what is trained in it is not trained again."""
     steps: int | None = None
-    """Steps of each training; the preset's unless given."""
+    """Steps of each training run; the preset's unless given."""
     puzzles: int = 1000
     """Unseen puzzles to solve."""
     seed: int = 0

@@ -87,7 +87,7 @@ class Command:
                     threads=self.threads,
                     engine=self.engine,
                     seeds=self.seeds,
-                    kept=self.kept,
+                    records=self.kept,
                     say=say,
                     **options_of(self.option, self.engine, reproduce),
                 )

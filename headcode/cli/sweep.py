@@ -128,7 +128,7 @@ def _complain(sentence: str) -> None:
 
 
 def options_of(words: Sequence[str], engine: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """The engine's options in `name=value` words; what the function that takes them has an argument for is none."""
+    """The engine's options in `name=value` words. An argument of `function` itself is not an option of the engine."""
     from headcode.sweep.runner import run_sweep
 
     own = {*inspect.signature(function).parameters, *inspect.signature(run_sweep).parameters}

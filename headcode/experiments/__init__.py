@@ -2,7 +2,8 @@
 
 import importlib
 
-from headcode.experiments.base import SCALES, Experiment, Mean, Scale, Study, Table, Verdict
+from headcode.experiments.base import SCALES, Experiment, Scale, Study, Table, Verdict
+from headcode.experiments.mean import Mean
 from headcode.experiments.run import Outcome, estimate, planned_runs, reproduce
 
 # name -> (module, class); a module is imported only when its experiment is asked for.

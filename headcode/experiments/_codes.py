@@ -17,7 +17,8 @@ from headcode.analysis.files import Arrays
 from headcode.analysis.runs import UNTRAINED
 from headcode.experiments._drawing import bars
 from headcode.experiments._logic import MAIN_METHODS
-from headcode.experiments.base import Experiment, Mean, Row, Scale, Study, Table, Verdict, compare, judge, write_json
+from headcode.experiments.base import Experiment, Row, Scale, Study, Table, Verdict, compare, write_json
+from headcode.experiments.mean import Mean, judge
 from headcode.files import temporary_folder
 from headcode.report import figures
 from headcode.report.style import COLUMN_WIDTH, PAGE_WIDTH, PALETTE, canvas, save

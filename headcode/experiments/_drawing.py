@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from headcode.experiments.base import Mean
+from headcode.experiments.mean import Mean
 from headcode.ops import METHODS
 from headcode.report.style import METHOD_COLOURS, PALETTE
 

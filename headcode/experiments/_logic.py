@@ -1,6 +1,7 @@
 """Fuzzy logic at each scale, as the experiments share it: the same configurations are the same runs."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from headcode.experiments import base
 from headcode.experiments.base import Row, Scale, Study
@@ -15,7 +16,7 @@ def logic_base(scale: Scale) -> RunConfig:
     """smoke: seconds, and no result; laptop: the paper's model for 8,000 steps; paper: 50,000 steps."""
     if scale == "paper":
         return preset("logic-paper")
-    # Of the paper's two rates, the one that fits the training compositions better with every method (docs/results.md).
+    # Of the paper's two learning rates the one that fits the training compositions better (docs/results.md).
     config = override(preset("logic"), learning_rate=3e-3)
     if scale == "laptop":
         return config
@@ -33,12 +34,17 @@ def logic_base(scale: Scale) -> RunConfig:
     )
 
 
+def at_one_rate(scale: Scale, **laptop: Any) -> RunConfig:
+    """`logic_base` with the learning rate 3e-3 at every scale; `laptop` are changes at laptop scale alone."""
+    return override(logic_base(scale), learning_rate=3e-3, **(laptop if scale == "laptop" else {}))
+
+
 def seeds_of(scale: Scale) -> range:
     return range(2 if scale == "smoke" else 3)
 
 
 def paper_search(scale: Scale) -> dict[str, Sequence[float]]:
-    """The paper's grid of rates and decays; one pair at the smaller scales."""
+    """The paper's grid of learning rates and decays; one pair at the smaller scales."""
     return {"learning_rate": PAPER_RATES, "weight_decay": PAPER_DECAYS} if scale == "paper" else {}
 
 
@@ -50,5 +56,5 @@ SELECTION = (
 
 
 def select(study: Study, groups: Sequence[str]) -> list[Row]:
-    """The runs at the rate and decay with the best mean iid R², within every group of equal `groups` fields."""
+    """The runs at the learning rate and decay with the best mean iid R², for every group of equal `groups` fields."""
     return base.select(study, groups, ("learning_rate", "weight_decay"), "iid/r2")

@@ -6,8 +6,8 @@ the residual y_i - W₀x_i, the part of ŷ becomes
 
     ŷ = W₀x + η/n Σ_i (y_i - W₀x_i)(x_i·x) = (W₀ - η ∇L(W₀)) x,    L(W) = 1/(2n) Σ_i |W x_i - y_i|²
 
-which is the prediction after one gradient step with rate η: `constructed_layer` has these weights, exactly. `train`
-starts from random weights instead, and is watched on its way there.
+which is the prediction after one gradient step with learning rate η: `constructed_layer` has exactly these weights.
+`train` starts from random weights instead, and is watched on its way there.
 """
 
 import dataclasses
@@ -89,7 +89,7 @@ def regressions(setting: Setting, size: int, generator: torch.Generator) -> tupl
 
 
 def best_rate(setting: Setting, seed: int, size: int = 65536) -> float:
-    """The rate of one gradient step from zero with the least squared error: on its own samples, in closed form."""
+    """The learning rate at which one gradient step from zero has the least squared error, in closed form."""
     x, y, query, target = regressions(setting, size, torch.Generator().manual_seed(seed))
     unit = one_step(x, y, query, 1.0)
     return float((unit * target).sum() / unit.square().sum())

@@ -2,9 +2,9 @@
 
 The paper's own setting (4 features, AdamW, 10 million instances and more) is out of reach of two cores. At laptop scale
 every method gets the same other setting, in which small models learn within minutes: puzzles of 2 features (permuted in
-every column like the paper's), Muon, relative and learned positions together, a rate that is held and then falls, no
-attention dropout, and a curriculum in which 80 % of the training puzzles are aligned at first and none after half of
-the run. Evaluation puzzles are never aligned. No hints are given: they would say what the codes are to find.
+every column like the paper's), Muon, relative and learned positions together, a learning rate that is held and then
+falls, no attention dropout, and a curriculum in which 80 % of the training puzzles are aligned at first and none after
+half of the run. Evaluation puzzles are never aligned. No hints are given: they would say what the codes are to find.
 """
 
 from collections.abc import Callable, Sequence
@@ -82,7 +82,7 @@ def widened(config: RunConfig, factor: float) -> RunConfig:
 
 
 def paper_search(scale: Scale) -> dict[str, Sequence[float]]:
-    """The paper's grid of rates, decays and warm-ups; one of each at the smaller scales."""
+    """The paper's grid of learning rates, decays and warm-ups; one of each at the smaller scales."""
     if scale != "paper":
         return {}
     return {"learning_rate": PAPER_RATES, "weight_decay": PAPER_DECAYS, "warmup_steps": PAPER_WARMUPS}
@@ -99,7 +99,7 @@ def searched(config: RunConfig, scale: Scale, **fields: Sequence[Any]) -> list[t
 
 
 def select(study: Study, groups: Sequence[str]) -> list[Row]:
-    """The runs at the rate, decay and warm-up with the best mean iid accuracy, within groups of equal fields."""
+    """The runs at the learning rate, decay and warm-up with the best mean iid accuracy, in groups of equal fields."""
     return base.select(study, groups, ("learning_rate", "weight_decay", "warmup_steps"), "iid/accuracy")
 
 

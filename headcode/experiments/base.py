@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from headcode.experiments.mean import Mean, judge, merit
 from headcode.files import replace_file
 from headcode.presets import RunConfig
 
@@ -60,8 +61,8 @@ class Study:
     threads: int | None = None
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What `analyse` found."""
-    kept: int = 0
-    """How many of the rows come from kept records."""
+    from_records: int = 0
+    """How many of the rows come from records of earlier runs."""
     failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """By name: why a run ended without results. It has no row."""
 
@@ -69,41 +70,13 @@ class Study:
         """The rows with these values."""
         return [row for row in self.rows if all(row.get(name) == value for name, value in fields.items())]
 
-    def mean(self, metric: str, **fields: Any) -> "Mean":
+    def mean(self, metric: str, **fields: Any) -> Mean:
         """A metric over the runs (the seeds) with these values."""
         return Mean.of(row[metric] for row in self.where(**fields))
 
     def values(self, field: str) -> list[Any]:
         """The distinct values of a field, in the order of the runs."""
         return list(dict.fromkeys(row[field] for row in self.rows))
-
-
-@dataclasses.dataclass(frozen=True)
-class Mean:
-    """A mean over seeds with its 95 % interval by Student's t; without one when there is a single seed."""
-
-    value: float
-    half_width: float | None
-    count: int
-    each: tuple[float, ...]
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> "Mean":
-        each = tuple(math.nan if value is None else float(value) for value in values)
-        if not each:
-            return cls(math.nan, None, 0, each)
-        mean = sum(each) / len(each)
-        if len(each) == 1 or not math.isfinite(mean):
-            return cls(mean, None, len(each), each)
-        from scipy.stats import t
-
-        deviation = math.sqrt(sum((value - mean) ** 2 for value in each) / (len(each) - 1))
-        return cls(mean, float(t.ppf(0.975, len(each) - 1)) * deviation / math.sqrt(len(each)), len(each), each)
-
-    def __str__(self) -> str:
-        if not math.isfinite(self.value):
-            return "–"
-        return f"{self.value:.3f}" if self.half_width is None else f"{self.value:.3f} ± {self.half_width:.3f}"
 
 
 class Experiment(ABC):
@@ -118,11 +91,11 @@ class Experiment(ABC):
     """How hyperparameters and checkpoints are chosen, so that no held-out number chooses itself."""
 
     needs_weights: ClassVar[bool] = False
-    """Whether `analyse` loads the trained models; metrics alone can be kept without them."""
+    """Whether `analyse` loads the trained models: records of metrics are then not enough."""
 
     @abstractmethod
     def runs(self, scale: Scale) -> NamedConfigs:
-        """The trainings of a scale."""
+        """The training runs of a scale."""
 
     def analyse(self, study: Study, say: Callable[[str], None]) -> None:  # noqa: B027 - most need nothing more
         """Work on the trained runs that their metrics do not show; findings go into `study.extra`."""
@@ -154,21 +127,9 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def merit(mean: Mean, sign: int = 1) -> tuple[int, float]:
-    """How good a choice of hyperparameters is: one whose runs failed, on any seed, loses to one whose runs all ended.
-
-    `sign` is -1 where less is better.
-
-    >>> merit(Mean.of([0.5, 0.7])) > merit(Mean.of([0.9])) > merit(Mean.of([None])) == merit(Mean.of([]))
-    True
-    """
-    known = [value for value in mean.each if math.isfinite(value)]
-    return len(known), sign * sum(known) / len(known) if known else -math.inf
-
-
 def select(study: Study, groups: Sequence[str], searched: Sequence[str], metric: str) -> list[Row]:
     """The runs at the searched fields' values with the best mean metric, within every group of equal fields."""
-    kept: list[Row] = []
+    chosen: list[Row] = []
     for key in dict.fromkeys(tuple(row[field] for field in groups) for row in study.rows):
         fields = dict(zip(groups, key, strict=True))
         tried = [
@@ -176,22 +137,16 @@ def select(study: Study, groups: Sequence[str], searched: Sequence[str], metric:
             for values in dict.fromkeys(tuple(row[field] for field in searched) for row in study.where(**fields))
         ]
         best = max(tried, key=lambda choice: merit(study.mean(metric, **fields, **choice)))
-        kept += study.where(**fields, **best)
-    return kept
-
-
-def per_seed(rows: Sequence[Row], metric: str, **fields: Any) -> dict[int, float]:
-    """The metric of the rows with these values, by seed."""
-    chosen = [row for row in rows if all(row.get(name) == value for name, value in fields.items())]
-    return {row["seed"]: row[metric] for row in chosen if row.get(metric) is not None}
+        chosen += study.where(**fields, **best)
+    return chosen
 
 
 def compare(statement: str, better: Mapping[int, float], worse: Mapping[int, float]) -> Verdict:
     """Whether one group beats another, by their differences on the seeds that both have.
 
-    Paired, because a seed also draws which compositions are held out: what they have in common says nothing about
-    either group. See `judge`. Where seeds have only one of the two, because the other failed or was not run, nobody can
-    tell: those that are left may be left for a reason.
+    Paired, because a seed also draws which compositions are held out, which is easier or harder for both groups alike.
+    If some seed has one group's run and not the other's, the result is inconclusive: why a run is missing may have to
+    do with how good it would have been. See `judge`.
     """
     seeds, alone = sorted(set(better) & set(worse)), sorted(set(better) ^ set(worse))
     if not seeds:
@@ -205,16 +160,3 @@ def compare(statement: str, better: Mapping[int, float], worse: Mapping[int, flo
     if alone:
         return Verdict(statement, None, f"{evidence}; only one of the two on seed {', '.join(map(str, alone))}")
     return Verdict(statement, judge(mean), evidence)
-
-
-def judge(mean: Mean, bound: float = 0.0) -> bool | None:
-    """Whether the whole 95 % interval over seeds is above a bound, or below it; a single seed cannot tell.
-
-    >>> judge(Mean.of([0.1, 0.2, 0.15])), judge(Mean.of([0.1, 0.5, -0.2])), judge(Mean.of([0.3]))
-    (True, None, None)
-    """
-    if mean.half_width is None:
-        return None
-    if mean.value - mean.half_width > bound:
-        return True
-    return False if mean.value + mean.half_width < bound else None

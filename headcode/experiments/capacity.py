@@ -13,20 +13,9 @@ import numpy as np
 from matplotlib.ticker import LogLocator
 
 from headcode.experiments._drawing import colour_of, limits, line
-from headcode.experiments._logic import MAIN_METHODS, logic_base, seeds_of
-from headcode.experiments.base import (
-    Experiment,
-    Mean,
-    NamedConfigs,
-    Row,
-    Scale,
-    Study,
-    Table,
-    Verdict,
-    compare,
-    per_seed,
-    write_json,
-)
+from headcode.experiments._logic import MAIN_METHODS, at_one_rate, seeds_of
+from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare, write_json
+from headcode.experiments.mean import Mean, per_seed
 from headcode.nn import Transformer
 from headcode.ops import METHODS
 from headcode.presets import RunConfig, override
@@ -51,9 +40,7 @@ class Capacity(Experiment):
     )
 
     def runs(self, scale: Scale) -> NamedConfigs:
-        base = logic_base(scale)
-        if scale == "paper":
-            base = override(base, learning_rate=3e-3)
+        base = at_one_rate(scale)
         yield from grid(base, seed=seeds_of(scale), method=tuple(METHODS))
         for method in WIDENED:
             wide = widened_to(override(base, method=method), step_flops(override(base, method="hyla")))

@@ -8,18 +8,8 @@ from headcode.experiments._logic import MAIN_METHODS, logic_base
 from headcode.experiments._logic import seeds_of as logic_seeds
 from headcode.experiments._sraven import SETTING_WORDS, note_ceilings, sraven_base
 from headcode.experiments._sraven import seeds_of as sraven_seeds
-from headcode.experiments.base import (
-    Experiment,
-    Mean,
-    NamedConfigs,
-    Row,
-    Scale,
-    Study,
-    Table,
-    Verdict,
-    compare,
-    per_seed,
-)
+from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare
+from headcode.experiments.mean import Mean, per_seed
 from headcode.nn import Transformer
 from headcode.presets import RunConfig
 from headcode.report.style import METHOD_COLOURS, PAGE_WIDTH, canvas, save

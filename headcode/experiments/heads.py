@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from headcode.experiments._drawing import colour_of, limits, line
-from headcode.experiments._logic import logic_base, seeds_of
-from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare, per_seed
-from headcode.presets import override
+from headcode.experiments._logic import at_one_rate, seeds_of
+from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare
+from headcode.experiments.mean import per_seed
 from headcode.report.style import COLUMN_WIDTH, canvas, save
 from headcode.sweep import grid
 
@@ -23,11 +23,7 @@ class Heads(Experiment):
     selection = "Learning rate 3e-3, decay 0.1, last checkpoint; nothing is chosen by a score."
 
     def runs(self, scale: Scale) -> NamedConfigs:
-        base = logic_base(scale)
-        if scale == "laptop":
-            base = override(base, num_points=16, steps=3000)
-        if scale == "paper":
-            base = override(base, learning_rate=3e-3)
+        base = at_one_rate(scale, num_points=16, steps=3000)
         methods = ("hyla",) if scale == "laptop" else ("softmax", "hyla")
         heads = (1, 4) if scale == "smoke" else (1, 2, 4, 8, 16)
         yield from grid(base, seed=seeds_of(scale), num_heads=heads, method=methods)

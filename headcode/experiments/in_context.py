@@ -14,18 +14,8 @@ from headcode.experiments import _one_step
 from headcode.experiments._drawing import colour_of, limits, line
 from headcode.experiments._logic import MAIN_METHODS, SELECTION, logic_base, paper_search, seeds_of, select
 from headcode.experiments._regression import algorithms
-from headcode.experiments.base import (
-    Experiment,
-    Mean,
-    NamedConfigs,
-    Row,
-    Scale,
-    Study,
-    Table,
-    Verdict,
-    compare,
-    write_json,
-)
+from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare, write_json
+from headcode.experiments.mean import Mean
 from headcode.nn import Transformer
 from headcode.report.style import GREY, PAGE_WIDTH, PALETTE, canvas, save
 from headcode.sweep import grid

@@ -5,19 +5,8 @@ from typing import Any, cast
 
 from headcode.experiments._drawing import colour_of, line
 from headcode.experiments._logic import MAIN_METHODS, seeds_of
-from headcode.experiments.base import (
-    Experiment,
-    Mean,
-    NamedConfigs,
-    Row,
-    Scale,
-    Study,
-    Table,
-    Verdict,
-    compare,
-    merit,
-    per_seed,
-)
+from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare
+from headcode.experiments.mean import Mean, merit, per_seed
 from headcode.presets import RunConfig, override, preset, with_task
 from headcode.report.style import PAGE_WIDTH, canvas, save
 from headcode.sweep import grid

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from headcode.experiments._drawing import bars, limits, method_labels
 from headcode.experiments._logic import SELECTION, logic_base, paper_search, seeds_of, select
-from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare, per_seed
+from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare
+from headcode.experiments.mean import per_seed
 from headcode.ops import METHODS
 from headcode.report.style import PAGE_WIDTH, PALETTE, canvas, save
 from headcode.sweep import grid

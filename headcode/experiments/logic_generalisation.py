@@ -4,18 +4,8 @@ from pathlib import Path
 
 from headcode.experiments._drawing import colour_of, limits, line
 from headcode.experiments._logic import MAIN_METHODS, SELECTION, logic_base, paper_search, seeds_of, select
-from headcode.experiments.base import (
-    Experiment,
-    Mean,
-    NamedConfigs,
-    Row,
-    Scale,
-    Study,
-    Table,
-    Verdict,
-    compare,
-    per_seed,
-)
+from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare
+from headcode.experiments.mean import Mean, per_seed
 from headcode.report.style import PAGE_WIDTH, canvas, save
 from headcode.sweep import grid
 

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from headcode.experiments._logic import logic_base
+from headcode.experiments._logic import at_one_rate
 from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict
 from headcode.ops import NORMS, VALUE_NETS
-from headcode.presets import override
 from headcode.report.style import PAGE_WIDTH, canvas, save
 from headcode.sweep import grid
 
@@ -23,11 +22,7 @@ class LogicGrid(Experiment):
     )
 
     def runs(self, scale: Scale) -> NamedConfigs:
-        base = logic_base(scale)
-        if scale == "laptop":
-            base = override(base, steps=2000, eval_every=1000)
-        if scale == "paper":
-            base = override(base, learning_rate=3e-3)
+        base = at_one_rate(scale, steps=2000, eval_every=1000)
         norms, nets = tuple(NORMS), tuple(VALUE_NETS)
         if scale == "smoke":
             norms, nets = ("softmax", "rms_head"), ("linear", "relu", "swiglu")

@@ -1,28 +1,30 @@
-"""An experiment from its configurations to its figure: train what is missing, analyse, tell, draw."""
+"""An experiment from its configurations to its figure: train what is missing, analyse, write findings, draw."""
 
 import csv
 import dataclasses
 import io
 import json
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from headcode.experiments.base import Experiment, Row, Scale, Study, Table, Verdict, finite
-from headcode.experiments.kept import keep, kept_rows
+from headcode.experiments.records import add_records, recorded_rows
 from headcode.files import replace_file, to_json
 from headcode.presets import RunConfig, override
 from headcode.sweep import Display, SweepFailed, run_sweep
 from headcode.train import Runtime, Trainer
 from headcode.train.cost import step_flops
+from headcode.train.progress import duration
 
 PROBE_SECONDS = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What the runs of an experiment take, before any of them starts."""
+    """What the runs of an experiment will cost."""
 
     runs: int
     steps: int
@@ -32,7 +34,7 @@ class Cost:
 
     def __str__(self) -> str:
         return (
-            f"{self.runs} runs, {self.steps:,} steps, {self.flops:.2e} FLOPs: about {_duration(self.seconds)} "
+            f"{self.runs} runs, {self.steps:,} steps, {self.flops:.2e} FLOPs: about {duration(self.seconds)} "
             f"on this machine, one run after the other"
         )
 
@@ -48,13 +50,13 @@ class Outcome:
 
 
 def planned_runs(experiment: Experiment, scale: Scale, seeds: int | None = None) -> list[tuple[str, RunConfig]]:
-    """The runs of a scale, named after the experiment; `seeds` keeps the first ones of each group of runs alone."""
+    """The runs of a scale, named after the experiment; `seeds` limits them to so many seeds, the first ones."""
     pairs = list(experiment.runs(scale))
     if seeds is not None:
         if seeds < 1:
             raise ValueError(f"seeds must be 1 or more, got {seeds}.")
-        kept = set(sorted({config.seed for _, config in pairs})[:seeds])
-        pairs = [(name, config) for name, config in pairs if config.seed in kept]
+        first = sorted({config.seed for _, config in pairs})[:seeds]
+        pairs = [(name, config) for name, config in pairs if config.seed in first]
     return [(f"{experiment.name}: {name}", config) for name, config in pairs]
 
 
@@ -78,6 +80,7 @@ def reproduce(
     threads: int | None = None,
     engine: str = "local",
     seeds: int | None = None,
+    records: Path | None = None,
     kept: Path | None = None,
     display: Display | None = None,
     say: Callable[[str], None] = print,
@@ -85,14 +88,19 @@ def reproduce(
 ) -> Outcome:
     """Train the runs that are missing in OUT, and write OUT/NAME/SCALE: results.csv, findings.json and .md, figure.
 
-    Experiments that share a configuration share the run. Runs whose records are in `kept` are not trained again, unless
-    the experiment needs their weights; records of those that are trained go there. Runs that fail are left out, and
-    named in the findings. The rest is as for `run_sweep`.
+    Experiments that share a configuration share the run. Runs whose records are in `records` are not trained again,
+    unless the experiment needs their weights; the records of trained runs are added there. Runs that fail are left out,
+    and named in the findings. The other arguments are those of `run_sweep`.
     """
+    if kept is not None:
+        warnings.warn("reproduce's argument `kept` is now called `records`.", DeprecationWarning, stacklevel=2)
+        records = kept
     pairs = planned_runs(experiment, scale, seeds)
-    known = kept_rows(pairs, kept) if kept is not None and not experiment.needs_weights else {}
+    known: dict[str, Row] = {}
+    if records is not None and not experiment.needs_weights:
+        known = recorded_rows(pairs, records, out / "records")
     if known:
-        say(f"{len(known)} of {len(pairs)} runs are taken from kept records in {kept}, and not trained again.")
+        say(f"{len(known)} of {len(pairs)} runs are taken from kept records in {records}, and not trained again.")
     missing = [(name, config) for name, config in pairs if name not in known]
     trained: list[Row] = []
     if missing:
@@ -111,13 +119,14 @@ def reproduce(
     if len(failed) == len(pairs):
         raise SweepFailed(failed, trained, out)
     trained = [row for row in trained if row["error"] is None]
-    if kept is not None and (added := keep(trained, kept)):
-        say(f"The records of {added} runs are now kept in {kept}.")
+    runs = [Path(row["folder"]) for row in trained]
+    if records is not None and (added := add_records(runs, records / f"{experiment.name}.jsonl")):
+        say(f"The records of {added} runs are now kept in {records}.")
     by_name = known | {row["name"]: row for row in trained}
     rows = [by_name[name] for name in dict(pairs) if name in by_name]
     folder = out / experiment.name / scale
     folder.mkdir(parents=True, exist_ok=True)
-    study = Study(scale, rows, folder, threads, kept=len(known), failed=failed)
+    study = Study(scale, rows, folder, threads, from_records=len(known), failed=failed)
     start = time.monotonic()
     experiment.analyse(study, say)
     tables, verdicts = experiment.tables(study), experiment.verdicts(study)
@@ -129,11 +138,11 @@ def reproduce(
 
 def _write_rows(rows: Sequence[Row], path: Path) -> Path:
     """The rows without the folders and times of one machine: the same runs give the same bytes."""
-    kept = [{k: v for k, v in row.items() if k not in ("folder", "seconds", "error")} for row in rows]
+    told = [{k: v for k, v in row.items() if k not in ("folder", "seconds", "error")} for row in rows]
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(k for row in kept for k in row)), lineterminator="\n")
+    writer = csv.DictWriter(text, list(dict.fromkeys(k for row in told for k in row)), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({k: json.dumps(v) if isinstance(v, (list, tuple)) else v for k, v in row.items()} for row in kept)
+    writer.writerows({k: json.dumps(v) if isinstance(v, (list, tuple)) else v for k, v in row.items()} for row in told)
     replace_file(path, text.getvalue().encode())
     return path
 
@@ -148,7 +157,7 @@ def _write_findings(
         "paper": experiment.claim,
         "selection": experiment.selection,
         "runs": len(study.rows),
-        "taken from kept records": study.kept,
+        "taken from kept records": study.from_records,
         "failed": study.failed,
         "seeds": sorted({row["seed"] for row in study.rows}),
         "tables": [{"title": table.title, "rows": [_plain(row) for row in table.rows]} for table in tables],
@@ -173,8 +182,8 @@ def in_markdown(
         lines.append(f"- **{verdict.word.capitalize()}**: {verdict.statement} {verdict.evidence}.")
     lines += [f"- **Failed, and left out**: {name}: {message}" for name, message in study.failed.items()]
     command = f"headcode reproduce {experiment.name} --scale {study.scale}"
-    kept = f", {study.kept} of them taken from kept records" if study.kept else ""
-    return "\n".join([*lines, "", f"Made by `{command}`, {len(study.rows)} runs{kept}.", ""])
+    recorded = f", {study.from_records} of them taken from kept records" if study.from_records else ""
+    return "\n".join([*lines, "", f"Made by `{command}`, {len(study.rows)} runs{recorded}.", ""])
 
 
 def table_cells(rows: Sequence[Row]) -> dict[str, list[str]]:
@@ -200,10 +209,3 @@ def _cell(value: Any) -> str:
 def _plain(row: Row) -> Row:
     """A row for JSON: a mean becomes its parts."""
     return {key: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value for key, value in row.items()}  # type: ignore[arg-type]
-
-
-def _duration(seconds: float) -> str:
-    for name, size in (("years", 365 * 86400), ("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {name}"
-    return f"{seconds:.0f} seconds"

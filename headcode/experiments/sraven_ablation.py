@@ -15,7 +15,8 @@ from headcode.experiments._sraven import (
     select,
     sraven_base,
 )
-from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare, per_seed
+from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare
+from headcode.experiments.mean import per_seed
 from headcode.ops import METHODS
 from headcode.report.style import PAGE_WIDTH, PALETTE, canvas, save
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from headcode.experiments._sraven import note_ceilings, seeds_of, shortened, widened
-from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare, per_seed
+from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare
+from headcode.experiments.mean import per_seed
 from headcode.presets import RunConfig, override, preset
 from headcode.report.style import PAGE_WIDTH, PALETTE, canvas, save
 

@@ -18,19 +18,8 @@ from headcode.experiments._sraven import (
     widened,
     with_instances,
 )
-from headcode.experiments.base import (
-    Experiment,
-    Mean,
-    NamedConfigs,
-    Row,
-    Scale,
-    Study,
-    Table,
-    Verdict,
-    compare,
-    per_seed,
-    write_json,
-)
+from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare, write_json
+from headcode.experiments.mean import Mean, per_seed
 from headcode.nn import Transformer
 from headcode.report.style import PAGE_WIDTH, canvas, save
 from headcode.train.folder import read_run_config

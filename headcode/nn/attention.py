@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,7 @@ from headcode.ops.checks import check_choice, check_mask, check_tensors, four_ax
 
 
 class AttentionCall(NamedTuple):
-    """What one call of a layer hands to the op; observers of codes read it."""
+    """What one call of a layer passes to the op, for observers and editors of codes."""
 
     q: Tensor
     k: Tensor
@@ -44,6 +44,11 @@ class AttentionCall(NamedTuple):
     """The queries are another sequence than the keys, with positions of their own."""
     use: int
     """Which use of the layer in one pass this is: 0, unless a model applies it several times."""
+
+    def code_arguments(self) -> dict[str, Any]:
+        """What decides the codes beside q and k, as arguments of `hyper_attention` and `attention_codes`."""
+        names = ("mask", "bias", "relative_bias", "causal", "norm", "query_offset")
+        return {name: getattr(self, name) for name in names}
 
 
 class HyperAttention(nn.Module):
@@ -221,16 +226,11 @@ class HyperAttention(nn.Module):
             call.q,
             call.k,
             v,
-            mask=call.mask,
-            bias=call.bias,
-            relative_bias=call.relative_bias,
-            causal=call.causal,
-            norm=self.norm,
+            **call.code_arguments(),
             value_net=self.value_net,
             pooling=self.pooling,
             dropout=self.dropout if self.training else 0.0,
             dropout_seed=dropout_seed,
-            query_offset=call.query_offset,
             backend=self.backend,
         )
 
@@ -326,7 +326,7 @@ class HyperAttention(nn.Module):
 
 
 def _joined(x: Tensor, projections: tuple[nn.Linear, ...]) -> tuple[Tensor, ...]:
-    """Several projections of the same tokens: as one matrix product, if they are no more than their weights."""
+    """Several projections of the same tokens, in one matrix product if all are plain Linear layers."""
     if not are_plain_linears(projections):
         return tuple([projection(x) for projection in projections])
     weight = torch.cat([p.weight for p in projections])
@@ -335,7 +335,7 @@ def _joined(x: Tensor, projections: tuple[nn.Linear, ...]) -> tuple[Tensor, ...]
 
 
 def merge_padding(mask: Tensor | None, padding: Tensor | None) -> Tensor | None:
-    """The op's mask (4 axes) with the ignored keys (B, Tk) taken out."""
+    """The op's mask (4 axes) without the keys that `padding` (B, Tk) marks."""
     if padding is None:
         return mask
     visible = ~padding[:, None, None, :]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class KeyValueCache:
-    """Keys and values of one layer, appended to step by step in a buffer that doubles."""
+    """Keys and values of one layer, in a buffer that doubles when it is full."""
 
     def __init__(self) -> None:
         self.length = 0
@@ -33,7 +33,7 @@ class KeyValueCache:
         return None if self._keys is None else self._keys.shape[0]
 
     def reorder(self, index: Tensor) -> None:
-        """Let sequence i go on with the past of sequence index[i]; there may be more or fewer of them than before."""
+        """Let sequence i continue the past of sequence index[i]; the batch may become larger or smaller."""
         if self._keys is not None and self._values is not None:
             self._keys = self._keys.index_select(0, index.to(self._keys.device))
             self._values = self._values.index_select(0, index.to(self._values.device))
@@ -61,7 +61,7 @@ class KeyValueCache:
 
 
 class FastWeightState:
-    """The (Dk, Dv) matrix per head that stands for the whole past of causal linear attention."""
+    """The (Dk, Dv) matrix per head that summarises the past of causal linear attention."""
 
     def __init__(self) -> None:
         self.length = 0
@@ -72,7 +72,7 @@ class FastWeightState:
         return None if self.state is None else self.state.shape[0]
 
     def reorder(self, index: Tensor) -> None:
-        """Let sequence i go on with the past of sequence index[i]; there may be more or fewer of them than before."""
+        """Let sequence i continue the past of sequence index[i]; the batch may become larger or smaller."""
         if self.state is not None:
             self.state = self.state.index_select(0, index.to(self.state.device))
 
@@ -100,7 +100,7 @@ class DecodingCache:
 
 @contextmanager
 def unchanged_on_error(caches: Sequence[LayerCache]) -> Iterator[None]:
-    """A pass that fails half-way leaves no tokens behind."""
+    """Restore the caches if the pass inside the `with` fails half-way."""
     before: list[Any] = [cache.snapshot() for cache in caches]
     try:
         yield

@@ -61,7 +61,7 @@ def capture_codes(
 
 
 class _Observer:
-    """Records the codes of one attention module, which stands at one or (shared) several layers."""
+    """Records the codes of one attention module, which several layers may share."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class _Observer:
 def _codes(call: AttentionCall, queries: Positions, keys: Positions) -> Tensor:
     num_queries, num_keys = call.q.shape[2], call.k.shape[2]
     device = call.q.device
-    # Queries share the keys' positions, in or after them; those of another sequence are counted on their own.
+    # Queries are numbered by their positions among the keys; those of another sequence from 0.
     first, length = call.query_offset, max(num_keys, call.query_offset + num_queries)
     if call.cross:
         first, length = 0, num_queries

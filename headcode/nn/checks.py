@@ -1,4 +1,4 @@
-"""Arguments of the layers, checked. Every complaint is a sentence with a way out."""
+"""Checks of the layers' arguments. Every error says what was given, what is allowed and how to fix it."""
 
 from typing import Any
 
@@ -128,7 +128,7 @@ def resolve_method(method: str, norm: str | None, value_net: str | None) -> tupl
 def why_not_recurrent(
     norm: str, value_net: str, pooling: str, causal: bool, position: str, dropout: float
 ) -> str | None:
-    """Why a (Dk, Dv) state per head cannot stand for the past of such a layer; None if it can."""
+    """Why a (Dk, Dv) state per head cannot replace the past keys and values of such a layer; None if it can."""
     if norm != "none" or value_net != "linear" or pooling != "sum":
         return (
             "only the method 'linear' (norm 'none', value net 'linear', pooling 'sum') is a sum of outer products, "

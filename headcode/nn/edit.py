@@ -19,8 +19,8 @@ def edit_codes(model: nn.Module, edit: Edit, *, layers: int | Sequence[int] | No
     """Inside the `with`, chosen layers use the codes that `edit(layer, codes)` returns.
 
     The codes are (B, H, Tq, Tk), before dropout (an edited layer has none); a layer that computes only some queries
-    shows those. Differentiable. Edited layers run the readable reference, whatever their backend. `capture_codes` goes
-    on to give the codes before the edit.
+    shows those. Differentiable. Edited layers run the readable reference, whatever their backend. `capture_codes`
+    still gives the codes before the edit.
 
     Example:
         >>> from headcode.nn import ModelConfig, Transformer
@@ -49,23 +49,14 @@ def edit_codes(model: nn.Module, edit: Edit, *, layers: int | Sequence[int] | No
 
 
 class _Editor:
-    """Stands for the op in one attention module, which may serve several (shared) layers."""
+    """Replaces the op in one attention module, which several layers may share."""
 
     def __init__(self, attention: HyperAttention, numbers: list[int], wanted: set[int], edit: Edit) -> None:
         self.attention, self.numbers, self.wanted, self.edit = attention, numbers, wanted, edit
 
     def __call__(self, call: AttentionCall, v: Tensor) -> Tensor:
         layer = self.numbers[call.use]
-        codes = attention_codes(
-            call.q,
-            call.k,
-            mask=call.mask,
-            bias=call.bias,
-            relative_bias=call.relative_bias,
-            causal=call.causal,
-            norm=call.norm,
-            query_offset=call.query_offset,
-        )
+        codes = attention_codes(call.q, call.k, **call.code_arguments())
         if layer in self.wanted:
             edited = self.edit(layer, codes)
             if not isinstance(edited, Tensor) or edited.shape != codes.shape:

@@ -1,7 +1,7 @@
-"""When a block takes the fused way (`ops.block`), and how: plain eager training in float32 on a CPU.
+"""Which blocks run as one fused operation (`ops.block`), and how: plain eager training in float32 on a CPU.
 
-Whoever looks into a block or changes a part of it gets it op by op: codes captured or edited, hooks on its parts, parts
-replaced or patched, tracing, autocast, functional transforms, padding masks, caches.
+A block runs op by op if anything looks into it or changes a part of it: codes captured or edited, hooks on its parts,
+parts replaced or patched, tracing, autocast, functional transforms, padding masks, caches.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _run_op_by_op(
     if block.attention.relative_bias is not None:
         names.append("attention.relative_bias.table")
     own = {f"block.{name}": parameter for name, parameter in zip(names, parameters, strict=True)}
-    return torch.func.functional_call(_OpByOp(block), own, (x, None, queries, None, dropout_seed))
+    return torch.func.functional_call(_OpByOp(block), own, (x, queries, dropout_seed))
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-"""Tokens one after the other from a causal Transformer: cached, and with constant memory where the method allows it."""
+"""Tokens one by one from a causal Transformer: cached, and with constant memory where the method allows it."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from headcode.nn.config import ModelConfig
 from headcode.nn.transformer import Transformer
 
 BOUNDED_POSITIONS = ("relative", "learned", "relative_learned")
-"""Positions that have a place for each of max_length tokens; the others go on for ever."""
+"""Kinds of position that end at max_length tokens; the others have no end."""
 
 
 def longest_sequence(config: ModelConfig) -> int | None:
@@ -20,7 +20,7 @@ def longest_sequence(config: ModelConfig) -> int | None:
 
 
 def can_recur(config: ModelConfig) -> bool:
-    """Whether a state of constant size can stand for the past when this model decodes."""
+    """Whether this model can decode with a state of constant size in place of all past keys and values."""
     norm, value_net = resolve_method(config.method, config.norm, config.value_net)
     # Dropout is left out: it plays no part in decoding.
     return why_not_recurrent(norm, value_net, config.pooling, config.causal, config.attention_position, 0.0) is None
@@ -38,15 +38,15 @@ def generate(
     cache: bool = True,
     recurrent: bool | None = None,
 ) -> Iterator[int]:
-    """New tokens after the prompt, each as soon as it is there.
+    """New tokens after the prompt, each yielded as soon as it is computed.
 
     Args:
         prompt: at least one token.
-        max_tokens: stop after so many new tokens, or earlier where the model's positions end.
+        max_tokens: how many new tokens at most; fewer where the model's positions end.
         temperature: divides the logits; 0 takes the most probable token each time.
         top_p: draw from the most probable tokens that together have this probability.
         seed: of the draws.
-        end_token: stop when this token comes; it is not given.
+        end_token: stop before this token.
         cache: keep keys and values (or a state) of the past; False computes everything anew for every token.
         recurrent: keep a state of constant size in place of keys and values; by default wherever it is possible.
 
@@ -67,7 +67,7 @@ def generate(
 
 
 def _tokens(model, prompt, max_tokens, temperature, top_p, generator, end_token, past, device):  # type: ignore[no-untyped-def]
-    """The loop itself: mistakes in the arguments were found before the first token is asked for."""
+    """The loop of `generate`, which checks the arguments before the first token is asked for."""
     tokens = [int(token) for token in prompt]
     limit = longest_sequence(model.config)
     count = max_tokens if limit is None else min(max_tokens, limit - len(tokens))

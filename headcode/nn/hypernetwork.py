@@ -1,4 +1,4 @@
-"""The hypernetwork view: the network that a code generates for one (query, key) pair, with its weights laid open."""
+"""The hypernetwork view: the weights and biases of the network that a code generates for one (query, key) pair."""
 
 import dataclasses
 

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,8 @@ from headcode.nn.position import sinusoidal_positions
 NORM_EPSILON = 1e-6
 # Distinct layers need distinct dropout streams; the dropout hash mixes whatever seed it gets.
 _LAYER_SEED_STRIDE = 0x9E3779B9
+_SAME_NAMES = ("method", "norm", "value_net", "pooling", "qk_dim", "v_dim", "causal", "qk_norm", "recurrent", "backend")
+"""Fields of a ModelConfig that are arguments of HyperAttention under the same name."""
 
 
 class TransformerBlock(nn.Module):
@@ -28,23 +31,9 @@ class TransformerBlock(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.dim, eps=NORM_EPSILON)
-        self.attention = HyperAttention(
-            config.dim,
-            config.num_heads,
-            method=config.method,
-            norm=config.norm,
-            value_net=config.value_net,
-            pooling=config.pooling,
-            qk_dim=config.qk_dim,
-            v_dim=config.v_dim,
-            position=config.attention_position,
-            num_buckets=config.max_length,
-            causal=config.causal,
-            dropout=config.attention_dropout,
-            qk_norm=config.qk_norm,
-            recurrent=config.recurrent,
-            backend=config.backend,
-        )
+        options = {name: getattr(config, name) for name in _SAME_NAMES}
+        options |= {"position": config.attention_position, "num_buckets": config.max_length}
+        self.attention = HyperAttention(config.dim, config.num_heads, dropout=config.attention_dropout, **options)
         self.feedforward_norm = nn.LayerNorm(config.dim, eps=NORM_EPSILON)
         self.feedforward = FEEDFORWARDS[config.feedforward](config.dim, config.mlp_dim, config.backend)
 
@@ -63,28 +52,26 @@ class TransformerBlock(nn.Module):
             out = run_fused(self, x, queries, dropout_seed)
             if out is not None:
                 return out
-        return self.run_op_by_op(x, key_padding_mask, queries, cache, dropout_seed, use, context)
+        return self.run_op_by_op(x, queries, dropout_seed, context, key_padding_mask, cache=cache, use=use)
 
     def run_op_by_op(
         self,
         x: Tensor,
-        key_padding_mask: Tensor | None = None,
-        queries: slice | None = None,
-        cache: LayerCache | None = None,
-        dropout_seed: int | None = None,
-        use: int = 0,
+        queries: slice | None,
+        dropout_seed: int | None,
         context: Tensor | None = None,
+        padding: Tensor | None = None,
+        **options: Any,
     ) -> Tensor:
-        """`forward`, by way of its parts."""
+        """`forward` without the fused kernels; `options` are further ones of the attention."""
         attended = self.attention(
             self.attention_norm(x),
             None if context is None else self.attention_norm(context),
-            key_padding_mask=key_padding_mask,
+            key_padding_mask=padding,
             queries=queries,
-            cache=cache,
             dropout_seed=dropout_seed,
             query_offset=None if context is None else context.shape[1],
-            use=use,
+            **options,
         )
         x = attended + (x if queries is None else x[:, queries])
         return x + self.feedforward(self.feedforward_norm(x))
@@ -217,7 +204,7 @@ class Transformer(nn.Module):
     def _run_crossing_blocks(
         self, x: Tensor, queries: slice | None, key_padding_mask: Tensor | None, dropout_seed: int | None
     ) -> Tensor:
-        """Self-attention on the context alone; then the answers, which stand after it, attend to what came of it."""
+        """Self-attention layers on the context alone, then cross-attention layers from the answers to it."""
         length = x.shape[1]
         context_length = length - check_answers(queries, length)
         check_padding(key_padding_mask, x.shape[0], length)
@@ -261,7 +248,7 @@ class Transformer(nn.Module):
         return hidden
 
     def _token_table(self, device: torch.device) -> Tensor:
-        """The embeddings (vocab_size, dim) of all tokens, with which the logits are read."""
+        """The embeddings (vocab_size, dim) of all tokens, whose products with the output are the logits."""
         weight = own_weight(self.embedding, nn.Embedding)
         if weight is not None:
             return weight

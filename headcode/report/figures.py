@@ -22,7 +22,7 @@ from headcode.report.style import (
 )
 from headcode.tasks.sraven import RULE_NAMES
 
-# What the rows of a result must have to be drawn; files may come from elsewhere.
+# The columns that a result needs to be drawn; its file may come from elsewhere.
 _SCORE = {name: is_number for name in ("macro_f1", "macro_f1_low", "macro_f1_high")}
 DECODING = {"layer": is_count, "source": is_word, "split": is_word, "subset": is_word, **_SCORE}
 _PATCHING: dict[str, Callable[[Any], bool]] = {

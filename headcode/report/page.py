@@ -7,8 +7,11 @@ page.write("report.html")
 
 import base64
 import dataclasses
+import functools
 import html
+import importlib.resources
 import math
+import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,46 +20,6 @@ from headcode.files import is_number, replace_file
 from headcode.version import __version__
 
 _KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
-_STYLE = """
-:root { color-scheme: light dark; --ground: #fdfdfc; --ink: #1d2430; --soft: #5b6472; --line: #d9dde3; --tint: #f1f4f8;
-  --accent: #0b5d95; }
-@media screen and (prefers-color-scheme: dark) { :root { --ground: #14181e; --ink: #e4e8ee; --soft: #a2acba;
-  --line: #323a45; --tint: #1d232c; --accent: #7cc0f0; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2rem 1.2rem 4rem; max-width: 62rem; background: var(--ground); color: var(--ink);
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
-h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .4rem; }
-h2 { font-size: 1.3rem; margin: 2.4rem 0 .6rem; padding-top: .8rem; border-top: 1px solid var(--line); }
-h3 { font-size: 1.05rem; margin: 1.4rem 0 .4rem; }
-p.lead { color: var(--soft); font-size: 1.08rem; margin: 0 0 1rem; }
-nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; }
-nav a { color: var(--accent); text-decoration: none; white-space: nowrap; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; margin: .8rem 0; font-variant-numeric: tabular-nums; font-size: .93rem; }
-th, td { padding: .35rem .8rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { color: var(--soft); font-weight: 600; }
-td.number { text-align: right; }
-th.number { text-align: right; }
-figure { margin: 1rem 0; }
-figure img { display: block; max-width: 100%; height: auto; background: #fff; border-radius: 6px; padding: .4rem;
-  border: 1px solid var(--line); }
-@media screen and (max-width: 40rem) {
-  figure .wide img[style="width:100%"] { max-width: none; width: 40rem !important; } }
-figcaption { color: var(--soft); font-size: .9rem; margin-top: .4rem; }
-pre { background: var(--tint); padding: .8rem 1rem; border-radius: 6px; overflow-x: auto; font-size: .85rem;
-  line-height: 1.35; }
-details summary { cursor: pointer; color: var(--accent); }
-footer { margin-top: 3rem; color: var(--soft); font-size: .85rem; }
-@media print { body { max-width: none; padding: 0; font-size: 11pt; background: #fff; color: #000; }
-  nav { display: none; } .wide { overflow: visible; }
-  figure, tr { break-inside: avoid; } h2, h3, summary { break-after: avoid; }
-  /* Paper cannot be unfolded: what is folded on the screen is printed. */
-  details::details-content { content-visibility: visible; block-size: auto; }
-  summary { list-style: none; color: #000; font-weight: 600; }
-  pre { font-size: 7.5pt; white-space: pre-wrap; overflow: visible; overflow-wrap: anywhere; padding: 0;
-    background: none; }
-  footer { margin-top: 1rem; } }
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,22 +115,23 @@ class Page:
             f'<section id="s{number}"><h2>{html.escape(title)}</h2>' + "".join(b.html() for b in blocks) + "</section>"
             for number, (title, blocks) in enumerate(self._sections)
         )
-        title = html.escape(self.title)
-        return (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
-            "style-src 'unsafe-inline'\">"
-            f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>"
-            f'<p class="lead">{html.escape(self.lead)}</p><nav>{links}</nav>{body}'
-            f"<footer>headcode {__version__}</footer></body></html>\n"
-        )
+        values = {"title": html.escape(self.title), "lead": html.escape(self.lead), "links": links, "body": body}
+        return _template().substitute(values, version=__version__) + "\n"
 
     def write(self, path: str | Path) -> Path:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, self.html().encode())
         return path
+
+
+@functools.cache
+def _template() -> string.Template:
+    """page.html with page.css in it; the indentation of its lines is for who reads that file."""
+    files = importlib.resources.files("headcode.report")
+    lines = files.joinpath("page.html").read_text(encoding="utf-8").splitlines()
+    style = "\n" + files.joinpath("page.css").read_text(encoding="utf-8")
+    return string.Template("".join(line.strip() for line in lines).replace("$style", style))
 
 
 def _shown(value: Any) -> str:

@@ -13,7 +13,7 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from headcode.files import is_number, is_there, parse_json, read_text
@@ -24,7 +24,6 @@ Row = dict[str, Any]
 RESULTS_FILE = "results.csv"
 NOT_SETTINGS = ("name", "hash", "folder", "task_seed", "error")
 """Columns that neither set a run apart nor are results; task_seed follows seed unless it is given."""
-CONFIDENCE = 0.95
 
 
 def read_results(path: str | Path) -> list[Row]:
@@ -204,9 +203,15 @@ def estimate(values: Sequence[Any]) -> Estimate | None:
     numbers = [float(value) for value in values if is_number(value)]
     if not numbers:
         return None
-    if len(numbers) == 1:
-        return Estimate(numbers[0], None, 1)
+    return Estimate(fmean(numbers), t_half_width(numbers), len(numbers))
+
+
+def t_half_width(values: Sequence[float]) -> float | None:
+    """Half the width of Student's 95 % interval of the values' mean; None for a single value."""
+    count, mean = len(values), sum(values) / len(values)
+    if count == 1 or not math.isfinite(mean):
+        return None
     from scipy.stats import t
 
-    quantile = float(t.ppf((1 + CONFIDENCE) / 2, len(numbers) - 1))
-    return Estimate(fmean(numbers), quantile * stdev(numbers) / math.sqrt(len(numbers)), len(numbers))
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
+    return float(t.ppf(0.975, count - 1)) * deviation / math.sqrt(count)

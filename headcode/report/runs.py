@@ -25,7 +25,7 @@ ANALYSIS = "analysis"
 MAIN_METRIC = {"logic": "r2", "sraven": "accuracy", "lm": "bits_per_byte"}
 CEILING_PUZZLES = 4096
 MAPS = ("tsne", "umap", "pca")
-"""Kinds of maps, the one that is shown first first."""
+"""Kinds of maps; of several, the first of these is shown."""
 
 
 def report_runs(runs: Sequence[str | Path], out: Path, pictures: Path) -> Path:

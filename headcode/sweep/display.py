@@ -29,7 +29,7 @@ class RunState:
 
 
 class Display(Protocol):
-    """Anything that wants to follow a sweep."""
+    """An object that a sweep informs of its progress."""
 
     def start(self, states: list[RunState]) -> None:
         """The sweep begins with these runs; their states change under way."""
@@ -68,7 +68,7 @@ class SilentDisplay:
 
 
 class SteadyDisplay:
-    """Another display whose stream may fail (a closed pipe, a full disk): then it shows less, and the sweep goes on."""
+    """Wraps a display whose stream may fail (a closed pipe, a full disk), so that the sweep goes on all the same."""
 
     def __init__(self, display: Display) -> None:
         self._display = display

@@ -1,7 +1,7 @@
 """Where the runs of a sweep are carried out: local processes, a Ray cluster, Slurm.
 
-An engine starts runs and says how they ended. All else (which runs, retries, tables) is the runner's, and how far a run
-is, anyone reads from its folder.
+An engine starts runs and reports how they ended. The runner decides which runs to start, and when to try again; the
+progress of a run is read from its folder.
 """
 
 import os
@@ -107,7 +107,7 @@ def _refuse_unknown(name: str, options: Mapping[str, Any], known: tuple[str, ...
 
 
 def default_threads(jobs: int) -> int:
-    """The cores divided among the jobs: two trainings with all cores each would take many times as long."""
+    """The cores divided among the jobs: two training runs with all cores each would take many times as long."""
     return max(1, available_cores() // jobs)
 
 

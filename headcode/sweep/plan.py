@@ -19,7 +19,7 @@ Configs = Mapping[str, RunConfig] | Iterable[tuple[str, RunConfig]]
 
 @dataclasses.dataclass
 class Run:
-    """One training of a sweep, under all the names that the sweep gives it."""
+    """One training run of a sweep, with all the names that the sweep gives it."""
 
     names: list[str]
     hash: str

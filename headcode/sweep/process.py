@@ -109,7 +109,7 @@ def wait_for(worker: Worker) -> Outcome:
 
 
 def order_for(run: Run, runtime: Runtime, *, wait: bool) -> str:
-    """What a worker needs to know, as one line of JSON."""
+    """The order to train a run, for a worker, as one line of JSON."""
     order: dict[str, Any] = {
         "folder": str(run.folder.absolute()),
         "log": str(log_of(run).absolute()),

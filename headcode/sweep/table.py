@@ -4,16 +4,14 @@
 have the finished runs of all of them.
 """
 
-import contextlib
 import csv
 import io
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headcode.files import open_own, read_object, replace_file, to_json
+from headcode.files import locked, read_object, replace_file, to_json
 from headcode.sweep.plan import HASH_LENGTH, RUNS, Run
 from headcode.sweep.status import Row, is_finished, result_row
 from headcode.train.folder import read_run_config
@@ -37,7 +35,7 @@ class ResultsTable:
         A name that was another run's is this one's from now on, and the other one's is then `NAME (HASH)`: a sweep does
         not name the fields that all its runs share, so a second one with other values must not take rows away.
         """
-        with _locked(self.out):
+        with locked(self.out / LOCK_FILE):
             names = self._names()
             for name, identity in ((name, run.hash) for run in runs for name in run.names):
                 if names.get(f"{name} ({identity})") == identity:
@@ -49,7 +47,7 @@ class ResultsTable:
 
     def write(self) -> None:
         """Bring the tables up to date with what is finished."""
-        with _locked(self.out):
+        with locked(self.out / LOCK_FILE):
             rows = [row for name, identity in self._names().items() if (row := self._row(name, identity))]
             rows = [{**row, "folder": f"{RUNS}/{row['hash']}"} for row in rows]
             replace_file(self.out / RESULTS_FILE, to_csv(rows).encode())
@@ -135,14 +133,3 @@ def _to_parquet(rows: list[Row]) -> bytes | None:
     file = io.BytesIO()
     parquet.write_table(pyarrow.table(arrays), file)
     return file.getvalue()
-
-
-@contextlib.contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """One writer at a time; the others wait for the moment that it takes."""
-    with open_own(out / LOCK_FILE, "a") as lock:
-        with contextlib.suppress(ModuleNotFoundError):  # Windows has no such lock
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -1,4 +1,4 @@
-"""Values as words, one grammar for `headcode sweep --set` and `headcode results --where`."""
+"""How values are written on the command line, for `headcode sweep --set` and `headcode results --where`."""
 
 from typing import Any
 

@@ -155,12 +155,12 @@ class Task(Config):
         """How many instances a split has; None if there is no end to them."""
         return None
 
-    def companions(self) -> dict[str, bytes]:
-        """Files that a run folder keeps beside its configuration, by name."""
+    def run_files(self) -> dict[str, bytes]:
+        """Files of the task in a run folder, by name."""
         return {}
 
-    def recall(self, run_folder: Path) -> None:
-        """Read from a run folder what `companions` put there."""
+    def read_run_files(self, run_folder: Path) -> None:
+        """Read the `run_files` of a run folder."""
 
     def sample(self, split: str, index: int, batch_size: int) -> Batch:
         """Batch `index` of size `batch_size`: instances index·batch_size … index·batch_size + batch_size - 1."""

@@ -1,11 +1,13 @@
 """Tasks to look at: SRAVEN as a matrix that people can solve, fuzzy logic as a surface, and both in a terminal."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from headcode.files import replace_file
 from headcode.tasks import _glyphs
 from headcode.tasks.fuzzy_logic import FuzzyLogic
 
@@ -257,11 +259,10 @@ def save(figure: Any, path: str | Path) -> Path:
     if path.suffix.lower() not in (".png", ".svg"):
         raise ValueError(f"A picture's name ends in .png or .svg, got {path.name!r}.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}")
-    kind = path.suffix.lower()[1:]
+    kind, picture = path.suffix.lower()[1:], io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "headcode"}):
-        figure.savefig(draft, format=kind, dpi=DPI, metadata={"Date": None} if kind == "svg" else None)
-    draft.replace(path)
+        figure.savefig(picture, format=kind, dpi=DPI, metadata={"Date": None} if kind == "svg" else None)
+    replace_file(path, picture.getvalue())
     return path
 
 

@@ -160,6 +160,8 @@ def choose_checkpoint(run: Path, which: str) -> Checkpoint:
         if best is None:
             raise ValueError(f"{run} was never evaluated, so it has no best checkpoint; use last.")
         which = f"step-{best['step']}"
+    if which == newest.folder.name:  # its hashes are verified already
+        return newest
     names = [folder.name for folder in list_checkpoints(run)]
     if which not in names:
         raise ValueError(f"{run} has no checkpoint {which!r}; it has: {', '.join(names)} (and the words last, best).")
@@ -198,7 +200,7 @@ def _plain(value: Any) -> Any:
 
 
 def set_aside(damaged: Path) -> None:
-    """Take a damaged checkpoint out of the count, without deleting it."""
+    """Rename a damaged checkpoint, so that it no longer counts as one, without deleting it."""
     aside = damaged.with_name(f".damaged-{damaged.name}")
     shutil.rmtree(aside, ignore_errors=True)
     damaged.rename(aside)
@@ -216,7 +218,7 @@ def prune(run: Path, best_step: int | None) -> None:
 
 
 def refuse_linked_checkpoints(run: Path) -> None:
-    """Old checkpoints are deleted: not where a link leads to, which may be anyone's folder."""
+    """Refuse a run whose checkpoints are a link: old ones are deleted, and a link may lead to anyone's folder."""
     if (run / CHECKPOINTS).is_symlink():
         raise ValueError(
             f"{run / CHECKPOINTS} is a symbolic link, through which nothing is written or deleted; put the folder "

@@ -1,4 +1,8 @@
-"""What training costs in arithmetic."""
+"""What training costs in arithmetic, and how fast this machine does it."""
+
+import time
+
+import torch
 
 from headcode.nn import forward_flops
 from headcode.presets import RunConfig
@@ -7,3 +11,14 @@ from headcode.presets import RunConfig
 def step_flops(config: RunConfig) -> int:
     """FLOPs of one training step: the forward pass, and twice as much backward."""
     return 3 * config.batch_size * forward_flops(config.model, config.task.sequence_length, config.task.queries)
+
+
+def product_speed(size: int = 1024, seconds: float = 0.5) -> float:
+    """FLOP/s of a square float32 matrix product on this CPU, the best of many."""
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    best, begin = float("inf"), time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        torch.mm(a, b)
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best

@@ -1,4 +1,4 @@
-"""Batches drawn ahead on a thread, so that the model never waits for data."""
+"""Batches drawn in advance by a thread, so that the model never waits for data."""
 
 import queue
 import threading
@@ -9,7 +9,7 @@ from headcode.train.runtime import TrainingFailed
 
 T = TypeVar("T")
 LOOK_EVERY = 1.0
-"""Seconds between two looks at whether the thread is alive, while an item is waited for."""
+"""While waiting for an item, seconds between two checks that the thread is alive."""
 
 
 class Prefetcher(Generic[T]):

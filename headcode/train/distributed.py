@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 LAST_TENSORS = 0.2
-"""Seconds in which gloo's threads let go of what they hold."""
+"""Seconds that gloo's threads get to free the tensors of the last collective."""
 
 
 class Group:
@@ -25,10 +25,10 @@ class Group:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes files and talks."""
+        """Whether this process writes the files and prints."""
         return self.rank == 0
 
-    def add_up(self, sums: Mapping[str, float]) -> dict[str, float]:
+    def all_reduce_sum(self, sums: Mapping[str, float]) -> dict[str, float]:
         """The sums of all processes, which must have the same names."""
         if self.world_size == 1:
             return dict(sums)
@@ -72,8 +72,8 @@ class Group:
             torch.distributed.barrier()
 
 
-class Later:
-    """A number that is on its way from a GPU to the host, so that nobody has to wait for it until it is looked at."""
+class AsyncScalar:
+    """A number on its way from a GPU to the host: only `item` waits for it."""
 
     def __init__(self, value: Tensor) -> None:
         self._value = value.to("cpu", non_blocking=True)
@@ -81,7 +81,7 @@ class Later:
         if self._arrived is not None:
             self._arrived.record()
 
-    def look(self) -> float:
+    def item(self) -> float:
         if self._arrived is not None:
             self._arrived.synchronize()
         return float(self._value)
@@ -92,7 +92,7 @@ def started_by_torchrun() -> bool:
 
 
 def is_main_process() -> bool:
-    """Whether this process is the one that talks, also before the group has met."""
+    """Whether this process is the one that prints; known before the group is joined."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
@@ -116,8 +116,8 @@ def join_group(device: torch.device) -> Group:
 
 def leave_group() -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        # torch takes a group down with the GIL held, and waits for gloo's threads, one of which may be about to ask for
-        # the GIL to free the tensors of the last collective: neither would ever go on. Asleep, we let it have the GIL.
+        # torch destroys a group with the GIL held and waits for gloo's threads, one of which may still need the GIL to
+        # free the tensors of the last collective: a deadlock. While we sleep, that thread gets the GIL.
         time.sleep(LAST_TENSORS)
         torch.distributed.destroy_process_group()
 
@@ -150,20 +150,20 @@ def shard(model: nn.Module, blocks: list[nn.Module], device: torch.device) -> No
     fully_shard(model, mesh=mesh)
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A detached tensor with all its shards on the CPU; every process must take part."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """A detached tensor, gathered from all its shards, on the CPU; every process must take part."""
     tensor = tensor.detach()
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).cpu().contiguous()
 
 
-def laid_out_like(tensor: Tensor, model: Tensor) -> Tensor:
-    """`tensor`, whole on every process, with the device, dtype and sharding of `model`."""
-    tensor = tensor.to(model.device, model.dtype)
-    if not hasattr(model, "full_tensor"):
+def reshard_like(tensor: Tensor, template: Tensor) -> Tensor:
+    """`tensor`, of which every process has all, with the device, dtype and sharding of `template`."""
+    tensor = tensor.to(template.device, template.dtype)
+    if not hasattr(template, "full_tensor"):
         return tensor.clone()
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(tensor, model.device_mesh, model.placements)  # type: ignore[attr-defined]
+    return distribute_tensor(tensor, template.device_mesh, template.placements)  # type: ignore[attr-defined]
 
 
 def _collective_device() -> torch.device:

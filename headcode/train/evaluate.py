@@ -15,16 +15,17 @@ from headcode.train.loss import prediction_loss
 
 
 def evaluation_splits(task: Task) -> list[str]:
-    """The streams that training is judged on: all but `train`, in the task's order."""
+    """The splits that a model is evaluated on: all but `train`, in the task's order."""
     return [split for split in task.splits if split != "train"]
 
 
 def evaluate(
     predict: Callable[[Tensor], Tensor], task: Task, split: str, size: int, batch_size: int, group: Group
 ) -> dict[str, float | None]:
-    """The task's metrics and loss over instances 0 … size-1 of a split, or all it has; the processes share the batches.
+    """The task's metrics and loss over the first `size` instances of a split, or over all if it has fewer.
 
-    `predict` maps a batch's x to outputs (B, read queries, output_dim). A metric that is not a number is None.
+    The processes divide the batches among them. `predict` maps a batch's x to outputs (B, read queries, output_dim). A
+    metric that is not finite is None.
     """
     available = task.split_size(split)
     size = size if available is None else min(size, available)
@@ -41,9 +42,9 @@ def evaluate(
             scores = task.score(prediction, batch)
         if not task.scores_in_place:
             scores["loss"] = float(prediction_loss(task, prediction, batch.y)) * len(batch.y)
-        counts = 1 if mine < len(starts) else 0
-        add_sums(sums, {name: counts * value for name, value in scores.items()})
-    sums = group.add_up(sums)
+        weight = 1 if mine < len(starts) else 0  # a process without a batch of its own repeats the last one
+        add_sums(sums, {name: weight * value for name, value in scores.items()})
+    sums = group.all_reduce_sum(sums)
     metrics = {"loss": sums.pop("loss") / sums["count"], **task.metrics(sums)}
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
@@ -51,7 +52,7 @@ def evaluate(
 def evaluate_model(
     model: Transformer, config: RunConfig, splits: list[str], *, size: int, batch_size: int, device: torch.device
 ) -> dict[str, dict[str, float | None]]:
-    """The metrics of a trained model, split by split: with the run's own sizes, the numbers that training recorded."""
+    """The metrics of a trained model by split; with the run's own sizes they equal those that training recorded."""
     model = model.to(device).eval()
     dtype = next(model.parameters()).dtype
     bf16 = config.precision == "bf16"

@@ -15,7 +15,17 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
-from headcode.files import open_own, parse_json, read_bytes, read_object, replace_file, to_json
+from headcode.files import (
+    is_locked,
+    open_own,
+    parse_json,
+    read_bytes,
+    read_object,
+    read_text,
+    replace_file,
+    take_lock,
+    to_json,
+)
 from headcode.presets import RunConfig
 from headcode.train.checkpoint import (
     RUN_CONFIG_FILE,
@@ -39,9 +49,9 @@ class RunInUse(ValueError):
 class RunFolder:
     """A run folder that is open for writing, and locked against every other process until `close`."""
 
-    def __init__(self, path: Path, config: RunConfig, lock: IO[str] | None) -> None:
+    def __init__(self, path: Path, config: RunConfig, lock: IO[str]) -> None:
         self.path, self.config = path, config
-        self._lock = lock
+        self._lock: IO[str] | None = lock
         self._metrics: IO[str] | None = None
 
     @classmethod
@@ -50,7 +60,7 @@ class RunFolder:
         path = Path(path)
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; choose a folder for the run.")
-        companions = config.task.companions()
+        task_files = config.task.run_files()
         try:
             if (path / RUN_CONFIG_FILE).is_file():
                 _refuse_other_config(path, config)
@@ -65,7 +75,7 @@ class RunFolder:
         _refuse_other_config(path, config)
         refuse_linked_checkpoints(path)
         remove_leftovers(path)
-        for name, content in companions.items():
+        for name, content in task_files.items():
             if not (path / name).is_file() or read_bytes(path / name) != content:
                 replace_file(path / name, content)
         return cls(path, config, lock)
@@ -139,7 +149,7 @@ def read_run_config(path: str | Path) -> RunConfig:
         config = RunConfig.from_dict(values)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path / RUN_CONFIG_FILE} is not a valid run configuration: {error}") from None
-    config.task.recall(path)
+    config.task.read_run_files(path)
     return config
 
 
@@ -205,21 +215,15 @@ def _refuse_other_config(path: Path, config: RunConfig) -> None:
         )
 
 
-def _take_lock(path: Path) -> IO[str] | None:
-    """A lock that the system releases when its process ends, however it ends."""
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # Windows: no such lock, and no protection
-        return None
-    lock = open_own(path / LOCK_FILE, "a+", encoding="utf-8", errors="replace")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        owner = lock.read(32).strip()
-        lock.close()
+def _take_lock(path: Path) -> IO[str]:
+    """The run's lock, with the number of this process in it, for whoever finds it taken."""
+    lock = take_lock(path / LOCK_FILE)
+    if lock is None:
+        owner = ""
+        with contextlib.suppress(OSError, ValueError):  # Windows lets nobody read a locked file
+            owner = read_text(path / LOCK_FILE, 32).strip()
         known = f" (process {owner})" if owner.isdigit() else ""
-        raise RunInUse(f"{path} is in use by another process{known}; wait for it, or stop it.") from None
+        raise RunInUse(f"{path} is in use by another process{known}; wait for it, or stop it.")
     lock.truncate(0)
     lock.write(f"{os.getpid()}\n")
     lock.flush()
@@ -228,16 +232,7 @@ def _take_lock(path: Path) -> IO[str] | None:
 
 def is_in_use(path: Path) -> bool:
     """Whether a process holds the run's lock now."""
-    try:
-        import fcntl
-
-        with open_own(path / LOCK_FILE, "r") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (OSError, ModuleNotFoundError):
-        pass  # no lock file yet, or no such locks on this system
-    return False
+    return is_locked(path / LOCK_FILE)
 
 
 def _cannot_write(path: Path, error: OSError) -> ValueError:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as wishes: the loop finishes its step, saves, and stops."""
+"""Ctrl-C and SIGTERM are noted, so that the loop can finish its step, save, and stop."""
 
 import signal
 import threading

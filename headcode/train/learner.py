@@ -1,4 +1,4 @@
-"""What learns: weights, optimiser state and averaged weights, on one device or as one part of many."""
+"""Everything that a training step changes: weights, optimiser state and averaged weights."""
 
 import contextlib
 import functools
@@ -13,7 +13,7 @@ from headcode.nn.storage import WEIGHTS_FILE
 from headcode.presets import RunConfig
 from headcode.tasks import Batch
 from headcode.train.checkpoint import AVERAGE_FILE, OPTIMIZER_FILE
-from headcode.train.distributed import Group, laid_out_like, replicate, shard, whole
+from headcode.train.distributed import Group, full_tensor, replicate, reshard_like, shard
 from headcode.train.loss import Loss, LossContext, task_loss
 from headcode.train.optim import Optimizer
 from headcode.train.randomness import seed_of
@@ -21,7 +21,7 @@ from headcode.train.runtime import Runtime, check_memory, find_device
 
 
 class Learner:
-    """The part of a run that changes from step to step. `join` makes it ready; before that its weights may be set."""
+    """The model and optimiser of a run. `join` makes them ready to train; until then the weights may be replaced."""
 
     def __init__(self, config: RunConfig, runtime: Runtime, loss: Loss = task_loss) -> None:
         self.config, self.runtime, self.loss = config, runtime, loss
@@ -48,7 +48,7 @@ class Learner:
         self._called: Callable[..., Tensor] = torch.compile(self._forward) if self.runtime.compile else self._forward
 
     def backward(self, parts: list[Batch], step: int) -> Tensor:
-        """Gradients of the mean loss over this process's part of the batch, and that loss."""
+        """Compute the gradients of the mean loss over this process's part of the batch; return that loss."""
         self.optimizer.zero_grad()
         seed = seed_of(self.config.seed, "step", step)
         total: Tensor | None = None
@@ -74,7 +74,7 @@ class Learner:
         return total.reshape(())
 
     def gradient_norm(self) -> Tensor:
-        """The norm of the whole gradient, before clipping; clips if the run says so."""
+        """The norm of the gradient of all parameters, before clipping; clips it if the run has a clip_norm."""
         norm: Any = torch.nn.utils.get_total_norm(self.optimizer.gradients())
         norm = norm.full_tensor() if self.sharded else norm
         clip = self.config.optimization.clip_norm
@@ -82,18 +82,18 @@ class Learner:
             torch.nn.utils.clip_grads_with_norm_(self.optimizer.parameters, clip, norm)
         return norm
 
-    def update(self, rate: float, step: int, skip: Tensor | None = None) -> None:
+    def update(self, learning_rate: float, step: int, skip: Tensor | None = None) -> None:
         """One step of the optimiser and of the average; see `Optimizer.step` for `skip`."""
-        self.optimizer.step(rate, skip)
+        self.optimizer.step(learning_rate, skip)
         if self.average is not None and self.config.ema_decay is not None:
-            # The first steps count more than the decay says: they have nothing good to be averaged with.
+            # A smaller decay at first: the average must soon forget the random weights that it began with.
             decay = min(self.config.ema_decay, (1 + step) / (10 + step))
             for name, parameter in self.model.named_parameters():
                 self.average[name].lerp_(parameter.detach(), 1 - decay)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[Callable[[Tensor], Tensor]]:
-        """Gives x -> outputs, in evaluation mode and with averaged weights if there are any; all is put back after."""
+        """Inside the `with`, x -> outputs of the model in evaluation mode, with averaged weights if the run has any."""
         weights = None if self.average is None else {n: p.detach().clone() for n, p in self.model.named_parameters()}
         self.use_average()
         self.model.eval()
@@ -102,7 +102,7 @@ class Learner:
         finally:
             self.model.train()
             if self.sharded:
-                self.model.reshard()  # type: ignore[operator]  # a forward pass alone leaves the outer weights whole
+                self.model.reshard()  # type: ignore[operator]  # a forward pass alone leaves the outer weights unsharded
             if weights is not None:
                 self._set_weights(weights)
 
@@ -112,30 +112,30 @@ class Learner:
             self._set_weights(self.average)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Everything that a checkpoint keeps, whole and on the CPU, by file; every process must take part."""
+        """The tensors of a checkpoint by file, unsharded and on the CPU; every process must take part."""
         files = {
-            WEIGHTS_FILE: {name: whole(tensor) for name, tensor in self.model.state_dict().items()},
-            OPTIMIZER_FILE: {name: whole(tensor) for name, tensor in self.optimizer.state()},
+            WEIGHTS_FILE: {name: full_tensor(tensor) for name, tensor in self.model.state_dict().items()},
+            OPTIMIZER_FILE: {name: full_tensor(tensor) for name, tensor in self.optimizer.state()},
         }
         if self.average is not None:
-            files[AVERAGE_FILE] = {name: whole(tensor) for name, tensor in self.average.items()}
+            files[AVERAGE_FILE] = {name: full_tensor(tensor) for name, tensor in self.average.items()}
         return files
 
     def load(self, files: Mapping[str, dict[str, Tensor]]) -> None:
-        """Take what `tensors` gave."""
+        """Load what `tensors` returned."""
         wanted = [WEIGHTS_FILE, OPTIMIZER_FILE, *([AVERAGE_FILE] if self.average is not None else [])]
         if missing := [name for name in wanted if name not in files]:
             raise ValueError(f"The checkpoint has no {missing[0]}, so that training cannot go on from it.")
-        self._set_weights(self._laid_out(files[WEIGHTS_FILE]))
+        self._set_weights(self._resharded(files[WEIGHTS_FILE]))
         self.optimizer.load_state(files[OPTIMIZER_FILE])
         if self.average is not None:
-            self.average = self._laid_out(files[AVERAGE_FILE])
+            self.average = self._resharded(files[AVERAGE_FILE])
 
-    def _laid_out(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _resharded(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, parameter in self.model.named_parameters():
             if name not in weights or weights[name].shape != parameter.shape:
                 raise ValueError(f"The checkpoint's weights are not those of the run's model: {name} differs.")
-        return {name: laid_out_like(weights[name], p) for name, p in self.model.named_parameters()}
+        return {name: reshard_like(weights[name], p) for name, p in self.model.named_parameters()}
 
     def _set_weights(self, weights: dict[str, Tensor]) -> None:
         with torch.no_grad():
@@ -159,7 +159,7 @@ class Learner:
 
     @contextlib.contextmanager
     def _synchronised(self, is_last_part: bool) -> Iterator[None]:
-        """Gradients travel between processes with the last part of a batch only."""
+        """Processes exchange gradients with the last part of a batch only."""
         if self.sharded:
             self.model.set_requires_gradient_sync(is_last_part)  # type: ignore[operator]
             yield

@@ -25,6 +25,7 @@ from headcode.presets import RunConfig
 from headcode.tasks import Batch
 from headcode.train.checkpoint import (
     CHECKPOINTS,
+    Checkpoint,
     list_checkpoints,
     newest_checkpoint,
     prune,
@@ -34,7 +35,7 @@ from headcode.train.checkpoint import (
     write_checkpoint,
 )
 from headcode.train.data import Prefetcher
-from headcode.train.distributed import Group, Later, join_group, leave_group
+from headcode.train.distributed import AsyncScalar, Group, join_group, leave_group
 from headcode.train.evaluate import evaluate, evaluation_splits
 from headcode.train.folder import RunFolder, read_environments
 from headcode.train.interruption import Interruption
@@ -55,11 +56,11 @@ from headcode.train.runtime import (
 from headcode.train.stopwatch import Stopwatch
 
 SIGNAL_DELAY = 8
-"""Steps after which processes with GPUs heed a signal that one of them got: until then no host waits for a GPU."""
+"""Steps until processes with GPUs act on a signal that one of them got, so that no host ever waits for its GPU."""
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """A signal stopped the training after a whole step; with a run folder, that step is saved."""
+    """A signal stopped the run after a complete step, which is saved if there is a run folder."""
 
     def __init__(self, signal_number: int, step: int, folder: Path | None) -> None:
         self.signal_number, self.step, self.folder = signal_number, step, folder
@@ -111,7 +112,7 @@ class Trainer:
         self._reporters = list(reporters)
         self._folder: RunFolder | None = None
         self._group = Group()
-        # Since the last record: numbers, or tensors that the host has not looked at yet.
+        # Since the last record: numbers, or tensors whose value the host has not read yet.
         self._losses: list[Any] = []
         self._norms: list[Any] = []
 
@@ -160,7 +161,7 @@ class Trainer:
             return count / (time.perf_counter() - start)
 
     def _set_up(self, stack: contextlib.ExitStack) -> None:
-        """Join the group, open the folder, get the model ready and go to where the run stands."""
+        """Join the group, open the folder, make the model ready and load the last checkpoint."""
         device = self.learner.device
         keep_freed_memory()
         stack.enter_context(numerics(self.config.precision, device, self.runtime.threads))
@@ -174,12 +175,12 @@ class Trainer:
         if self._folder is not None:
             stack.callback(self._folder.close)
         self.learner.join(self._group)
-        # A look at the loss costs nothing on a CPU. A GPU would have to wait for it: there the optimiser itself skips
-        # every update from the first bad one on, and the host looks when it logs.
-        self._looks_each_step = device.type == "cpu" or not self.learner.optimizer.skips_on_device
+        # To read the loss costs nothing on a CPU, but would stall a GPU: there the optimiser itself skips every update
+        # from the first bad one on, and the host reads the losses when it logs.
+        self._reads_each_loss = device.type == "cpu" or not self.learner.optimizer.skips_on_device
         self._failed = torch.zeros((), device=device)
-        self._signal_delay = 0 if self._looks_each_step else SIGNAL_DELAY
-        self._signals: deque[Later] = deque()
+        self._signal_delay = 0 if self._reads_each_loss else SIGNAL_DELAY
+        self._signals: deque[AsyncScalar] = deque()
         self._restore()
         if self._folder is not None:
             self._record_start(self._folder)
@@ -239,24 +240,27 @@ class Trainer:
         if self._group.world_size == 1:
             return loss, signal_number or 0
         loss, signals = self._group.mean(torch.stack([loss, torch.full_like(loss, signal_number or 0)]))
-        self._signals.append(Later(signals))
-        if len(self._signals) <= self._signal_delay or self._signals.popleft().look() == 0:
+        self._signals.append(AsyncScalar(signals))
+        if len(self._signals) <= self._signal_delay or self._signals.popleft().item() == 0:
             return loss, 0
         return loss, self._group.largest(signal_number or 0)
 
-    def _update(self, rate: float, loss: Tensor, norm: Tensor) -> None:
+    def _update(self, learning_rate: float, loss: Tensor, norm: Tensor) -> None:
         """One step of the optimiser, unless the loss or the gradient is not finite."""
         self._losses.append(loss)
         self._norms.append(norm)
-        if self._looks_each_step:
+        if self._reads_each_loss:
             self._settle(self.step)
-            self.learner.update(rate, self.step)
+            self.learner.update(learning_rate, self.step)
         else:
             self._failed = torch.maximum(self._failed, (~torch.isfinite(loss + norm)).float())
-            self.learner.update(rate, self.step, skip=self._failed)
+            self.learner.update(learning_rate, self.step, skip=self._failed)
 
     def _settle(self, last_step: int) -> None:
-        """Turn losses and norms that were not looked at yet into numbers, all finite; the last are of `last_step`."""
+        """Turn losses and norms that are still tensors into numbers; an error if one is not finite.
+
+        The last of them belong to `last_step`.
+        """
         for name, values in (("loss", self._losses), ("gradient norm", self._norms)):
             first = next((i for i, value in enumerate(values) if isinstance(value, Tensor)), len(values))
             values[first:] = [float(value) for value in values[first:]]
@@ -270,9 +274,9 @@ class Trainer:
     def _is_due(self, every: int) -> bool:
         return self.step == self.config.steps or (every > 0 and self.step % every == 0)
 
-    def _log(self, rate: float) -> None:
+    def _log(self, learning_rate: float) -> None:
         self._settle(self.step - 1)
-        means = {"loss": fmean(self._losses), "learning_rate": rate, "gradient_norm": fmean(self._norms)}
+        means = {"loss": fmean(self._losses), "learning_rate": learning_rate, "gradient_norm": fmean(self._norms)}
         self._add_record({"kind": "train", "step": self.step, **means})
         self._losses, self._norms = [], []
         if self._folder is not None:
@@ -290,7 +294,7 @@ class Trainer:
             found = {split: evaluate(predict, self.task, split, size, batch_size, self._group) for split in splits}
         for split, metrics in found.items():
             self._add_record({"kind": "eval", "step": self.step, "split": split, **metrics})
-        # Judged on fresh samples of the training compositions: the held-out ones are for the report, not for choosing.
+        # Chosen on fresh samples of the training compositions: held-out ones must not choose a checkpoint.
         judge = "iid" if "iid" in found else splits[0]
         loss = found[judge]["loss"]
         if loss is None or (self.best is not None and loss >= self.best["loss"]):
@@ -333,7 +337,8 @@ class Trainer:
         prune(folder.path, None if self.best is None else self.best["step"])
 
     def _restore(self) -> None:
-        """Go to the newest whole checkpoint, or stay at step 0."""
+        """Load the newest undamaged checkpoint, or stay at step 0."""
+        newest: Checkpoint | None = None
         chosen: str | None = None
         if self._folder is not None:
             newest, damaged = newest_checkpoint(self._folder.path)
@@ -344,7 +349,7 @@ class Trainer:
         chosen = self._group.from_main(chosen)
         if chosen is None or self.out is None:
             return
-        checkpoint = read_checkpoint(self.out / CHECKPOINTS / chosen)
+        checkpoint = newest or read_checkpoint(self.out / CHECKPOINTS / chosen)
         state = checkpoint.state
         refuse_changed_config(checkpoint, self.out, self.config.to_dict())
         if "generator_version" not in state:
@@ -362,10 +367,10 @@ class Trainer:
         self._losses, self._norms = state["losses"], state["gradient_norms"]
         set_random_state(state["random"], self.learner.device)
         if self._folder is not None:
-            self._prune(self._folder)  # a kill right after the last checkpoint left that to us
+            self._prune(self._folder)  # a kill right after the last checkpoint may have left old ones
 
     def _last_saved(self) -> str:
-        """Words on what is kept of this run."""
+        """Words on the last checkpoint of this run."""
         if self.out is None:
             return ""
         saved = list_checkpoints(self.out)

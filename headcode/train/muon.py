@@ -19,7 +19,7 @@ _EPSILON = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    """p ← p - rate · (0.2 · sqrt(max(rows, columns)) · orthogonal(momentum) + decay · p).
+    """p ← p - learning_rate · (0.2 · sqrt(max(rows, columns)) · orthogonal(momentum) + decay · p).
 
     The factor gives an update the size of AdamW's, so that one learning rate and decay serve both.
     """
@@ -50,7 +50,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Each matrix of (N, rows, columns) with its singular values moved to about 1 (0.7 to 1.2), its vectors kept."""
+    """Each matrix of (N, rows, columns) with its singular values moved to 0.7 … 1.2; the singular vectors stay."""
     a, b, c = _COEFFICIENTS
     x = matrices.bfloat16() if matrices.device.type == "cuda" else matrices
     tall = x.shape[1] > x.shape[2]

@@ -1,7 +1,7 @@
 """The optimiser and its schedule, equal to the authors' to rounding.
 
-AdamW: p ← p - rate · (m̂ / (sqrt(v̂) + ε) + decay · p), with the decay on every parameter but the 1-D ones. The query,
-key and value biases are (head, dim) in the authors' code and are decayed, and so is the relative table.
+AdamW: p ← p - learning_rate · (m̂ / (sqrt(v̂) + ε) + decay · p). Every parameter but the 1-D ones is decayed. The query,
+key and value biases are (head, dim) in the authors' code, and so they are decayed, as is the relative table.
 """
 
 import math
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from headcode.presets import OptimizationConfig
-from headcode.train.distributed import laid_out_like
+from headcode.train.distributed import reshard_like
 from headcode.train.muon import Muon
 
 _TWO_DIMENSIONAL_BIASES = ("query_proj.bias", "key_proj.bias", "value_proj.bias")
 
 
 def learning_rate(config: OptimizationConfig, step: int, steps: int) -> float:
-    """The rate of update number `step`, counted from 0: the first one has rate 0.
+    """The learning rate of update number `step`, counted from 0: that of the first update is 0.
 
     >>> config = OptimizationConfig(learning_rate=1.0, warmup_steps=10)
     >>> [round(learning_rate(config, step, 100), 4) for step in (0, 5, 10, 55, 100)]
@@ -69,14 +69,14 @@ class Optimizer:
 
     @property
     def skips_on_device(self) -> bool:
-        """Whether `step` can be told to do nothing by a tensor, without a look from the host."""
+        """Whether `step` can be skipped by a tensor on the device, which the host does not have to read."""
         return len(self.parts) == 1 and bool(self.parts[0].defaults.get("fused"))
 
-    def step(self, rate: float, skip: Tensor | None = None) -> None:
+    def step(self, learning_rate: float, skip: Tensor | None = None) -> None:
         """One update. Where `skip` (a float scalar on the parameters' device, 0 or 1) is 1, nothing changes."""
         for part in self.parts:
             for group in part.param_groups:
-                group["lr"] = rate
+                group["lr"] = learning_rate
             if skip is not None:
                 part.found_inf, part.grad_scale = skip, None  # type: ignore[attr-defined]
             part.step()
@@ -89,14 +89,14 @@ class Optimizer:
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """All state by name, as it is (possibly sharded)."""
+        """All state by name; sharded if the parameters are."""
         for part in self.parts:
             for parameter, entries in part.state.items():
                 for key, value in entries.items():
                     yield f"{self._names[id(parameter)]}.{key}", value
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Take the state that `state` gave, whole and from any device."""
+        """Load state by name, unsharded and from any device."""
         by_parameter: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             parameter_name, _, key = name.rpartition(".")
@@ -115,11 +115,11 @@ class Optimizer:
 
 
 def _placed(key: str, value: Tensor, parameter: Tensor, group: dict[str, Any]) -> Tensor:
-    """An entry of the state where torch wants it: moments beside their parameter, the step count by its own rule."""
+    """An entry of the state on the device that torch expects; the step count is on the CPU unless AdamW is fused."""
     if key != "step":
         if value.shape != parameter.shape:
             raise ValueError(f"The optimiser's state does not belong to this model: a {key:.80} has another shape.")
-        return laid_out_like(value, parameter)
+        return reshard_like(value, parameter)
     return value.to(parameter.device) if group.get("fused") else value
 
 

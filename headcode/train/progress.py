@@ -1,4 +1,4 @@
-"""What a run says while it trains: a bar on a terminal, a plain line per minute elsewhere, and optional trackers."""
+"""Progress of a training run: a bar on a terminal, a plain line per minute elsewhere, and optional trackers."""
 
 import contextlib
 import re
@@ -16,13 +16,13 @@ WANDB_FILE = "wandb-id"
 
 
 class Reporter(Protocol):
-    """Anything that wants to follow a run: give it to the Trainer."""
+    """An object that a Trainer informs of its progress."""
 
     def start(self, step: int, steps: int) -> None:
         """Training begins (or goes on) at `step`."""
 
     def advance(self, step: int) -> None:
-        """A step was taken; called often, so it must be cheap and never look at a device."""
+        """A step was taken; called often, so it must be cheap and never wait for a device."""
 
     def record(self, record: dict[str, Any]) -> None:
         """A line was added to metrics.jsonl."""
@@ -219,9 +219,12 @@ def _missing(name: str, extra: str) -> ModuleNotFoundError:
 def duration(seconds: float) -> str:
     """Words for a time.
 
-    >>> duration(59.6), duration(3725)
-    ('1 min 00 s', '1 h 02 min')
+    >>> duration(59.6), duration(3725), duration(200_000), duration(1e8)
+    ('1 min 00 s', '1 h 02 min', '2.3 days', '3.2 years')
     """
+    for unit, size in (("years", 365 * 86400), ("days", 86400)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

@@ -1,4 +1,4 @@
-"""What a run writes about itself has this shape; a file of another shape is damaged, or was made to harm."""
+"""The shape of the records in a run's files; a file of another shape is damaged, or was made to harm."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where and how a run is carried out: what does not belong to its configuration, and is recorded beside it."""
+"""The device, threads and so on of a run, which are no part of its configuration and are recorded beside it."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ MOST_THREADS = 1024
 
 
 class RunWarning(UserWarning):
-    """Something about a run that its owner should know, and that does not stop it."""
+    """Something that the owner of a run should know and that does not stop the run."""
 
 
 class TrainingFailed(RuntimeError):
@@ -29,7 +29,7 @@ class TrainingFailed(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Runtime(Config):
-    """How a run is carried out. A resumed run takes what was recorded, because bits depend on it."""
+    """How a run is carried out. A resumed run takes what was recorded: the last bits of its numbers depend on it."""
 
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda, cuda:1, mps."""

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Stopwatch:
-    """Measures stretches of training between two readings; evaluations and checkpoints are left out."""
+    """Measures the time of training steps between two readings, without evaluations and checkpoints."""
 
     def __init__(self, step: int) -> None:
         self._started = self._last = time.perf_counter()
@@ -18,7 +18,7 @@ class Stopwatch:
         """Seconds of waiting for data, all in all."""
 
     def waiting(self, items: Iterable[T]) -> Iterator[T]:
-        """The same items; the time until each is there counts as waiting for data."""
+        """The same items; the time until each arrives counts as waiting for data."""
         iterator = iter(items)
         while True:
             start = time.perf_counter()

@@ -1,10 +1,10 @@
 """Small runs that were really trained, for a few steps."""
 
 import pytest
-import torch
 
 from headcode.presets import override, preset
 from headcode.train import Trainer
+from tests.support.models import one_thread
 
 SIZES = {"dim": 12, "num_heads": 3, "qk_dim": 6, "v_dim": 6, "mlp_dim": 8, "num_layers": 2, "backend": "reference"}
 SHORT = {"steps": 3, "batch_size": 8, "eval_size": 16, "eval_every": 0, "checkpoint_every": 0}
@@ -31,7 +31,5 @@ def make_run(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_thread():
+        yield

@@ -1,14 +1,10 @@
 """Small runs to attack, and a line about every kind of attack."""
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "train"))  # kill_target, training_helpers
-
-from attack import SWEEP, TRAIN, Tally, run, said
+from tests.support.attack import SWEEP, TRAIN, Tally, run, said
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from attack import PATIENCE, SIZES, start
-from fuzz import run_many
 
 from headcode.cli import COMMANDS
+from tests.support.attack import PATIENCE, SIZES, start
+from tests.support.fuzz import run_many
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,9 @@ import json
 import shutil
 
 import pytest
-from attack import assert_sentence, run, said
-from training_helpers import outcome
+
+from tests.support.attack import assert_sentence, run, said
+from tests.support.training import outcome
 
 pytestmark = pytest.mark.slow
 

@@ -3,12 +3,12 @@
 import shutil
 
 import pytest
-from attack import assert_sentence, run, said
-from strikes import Strike
-from test_kills import assert_same_tables, count_operations, train_or_resume
-from training_helpers import assert_same
 
-pytestmark = pytest.mark.slow
+from tests.support.attack import assert_same_tables, assert_sentence, count_operations, run, said, train_or_resume
+from tests.support.strikes import Strike
+from tests.support.training import assert_same
+
+pytestmark = [pytest.mark.kills, pytest.mark.slow]
 
 
 def strike_of(dice, folder, total):

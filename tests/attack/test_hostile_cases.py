@@ -8,10 +8,9 @@ import sys
 
 import numpy as np
 import pytest
-from hostile import DEEP, SMALL, attempt, seal
 
 from headcode import ModelConfig, Transformer
-from headcode.experiments.kept import is_kept
+from headcode.experiments.records import has_records
 from headcode.nn import flops_per_token, forward_flops, save_model
 from headcode.presets import override, preset
 from headcode.sweep.status import is_finished, read_progress, result_row
@@ -19,6 +18,7 @@ from headcode.tasks import FuzzyLogic
 from headcode.tasks.language.tokenizer import read_tokenizer
 from headcode.train import Runtime, Trainer, read_run_config
 from headcode.train.folder import read_environments
+from tests.support.hostile_files import DEEP, SMALL, attempt, seal
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_odd_records(run, line, tmp_path):
     number = len((run / "metrics.jsonl").read_text().splitlines())
     assert f"metrics.jsonl line {number} is not" in said
     config = read_run_config(run)
-    assert not is_finished(run, config) and not is_kept(run, config) and read_progress(run).step == 0
+    assert not is_finished(run, config) and not has_records(run, config) and read_progress(run).step == 0
 
 
 def test_records_out_of_order_are_drawn(run, tmp_path):

@@ -1,7 +1,8 @@
 """Hostile files: whatever a file holds, a command ends in time, with exit code 0 or 2 and no traceback."""
 
 import pytest
-from hostile import SCENES, attempt, copy_world, make_world, seal, spoil
+
+from tests.support.hostile_files import SCENES, attempt, copy_world, make_world, seal, spoil
 
 pytestmark = pytest.mark.slow
 

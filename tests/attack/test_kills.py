@@ -4,23 +4,12 @@ import shutil
 import signal
 
 import pytest
-from attack import TRAIN, run, said
-from strikes import Strike
-from training_helpers import assert_same
 
-pytestmark = pytest.mark.slow
+from tests.support.attack import TRAIN, assert_same_tables, count_operations, run, said, train_or_resume
+from tests.support.strikes import Strike
+from tests.support.training import assert_same
 
-
-def count_operations(arguments, folder, log, **environment):
-    """How many file operations a command does below a folder when nothing strikes it."""
-    assert run(arguments, log, Strike(str(folder), 0, "count"), **environment) == 0, said(log)
-    number = int(folder.with_name(folder.name + ".count").read_text())
-    assert number > 3
-    return number
-
-
-def train_or_resume(folder):
-    return ["resume", folder] if (folder / "config.json").is_file() else [*TRAIN, "--out", folder]
+pytestmark = [pytest.mark.kills, pytest.mark.slow]
 
 
 def test_kills_of_a_run(tally, whole, tmp_path):
@@ -71,10 +60,3 @@ def test_kills_of_the_table_of_a_sweep(tally, swept, tmp_path):
         shutil.rmtree(folder)
         log.unlink(missing_ok=True)
     tally.check()
-
-
-def assert_same_tables(one, other):
-    for name in ("sweep.json", "results.csv", "results.parquet"):
-        assert (one / name).exists() == (other / name).exists(), name
-        if (one / name).exists():
-            assert (one / name).read_bytes() == (other / name).read_bytes(), f"{name} differs"

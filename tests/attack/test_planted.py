@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from attack import PATIENCE, SIZES, TRAIN, assert_sentence, run, said
-from strikes import Strike
 
 from headcode.train.runtime import git_state
+from tests.support import ROOT
+from tests.support.attack import PATIENCE, SIZES, TRAIN, assert_sentence, run, said
+from tests.support.strikes import Strike
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +32,7 @@ def command_in(folder: Path, tmp_path: Path, *words: object) -> subprocess.Compl
     script = tmp_path / "bin" / "headcode-command"
     script.parent.mkdir(exist_ok=True)
     script.write_text("from headcode.cli import main\nmain()\n")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(script), *map(str, words)]
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE, errors="replace"

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from headcode.bench import gpu, roofline
+from headcode.bench.measure import medians
 from headcode.bench.ops import Shape
 from headcode.cli import main
 
@@ -24,6 +25,7 @@ def test_without_a_gpu_one_sentence_and_exit_2(arguments, capsys):
     assert len(error.strip().splitlines()) == 1
 
 
+@pytest.mark.triton
 def test_kernels_are_not_compiled_where_they_are_interpreted():
     pytest.importorskip("triton", reason="Triton is published for Linux alone")
     command = [sys.executable, "-m", "headcode", "bench", "kernels"]
@@ -69,5 +71,5 @@ def test_contestants_take_turns_and_agree_with_their_names(monkeypatch):
     order = []
     del runs["triton"]
     runs = {name: lambda name=name, run=run: (order.append(name), run()) for name, run in runs.items()}
-    times = gpu.medians(runs, 5, "cpu")
+    times = medians(runs, 5, warmup=3)
     assert order == list(runs) * 8 and all(seconds > 0 for seconds in times.values())

@@ -4,24 +4,13 @@ import json
 
 import pytest
 
-from headcode.cli import main
 from headcode.tasks import FuzzyLogic, SRaven
 
 
-def run(capsys, *arguments):
-    try:
-        main(["export", *arguments])
-        code = 0
-    except SystemExit as exit_:
-        code = exit_.code
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.npz"])
-def test_the_ending_says_the_format(capsys, tmp_path, name):
+def test_the_ending_says_the_format(run, tmp_path, name):
     path = tmp_path / name
-    code, text, _ = run(capsys, "sraven", "--split", "iid", "--count", "13", "--seed", "3", "--out", str(path))
+    code, text, _ = run("export", "sraven", "--split", "iid", "--count", "13", "--seed", "3", "--out", str(path))
     assert code == 0
     card = json.loads((tmp_path / f"{name}.card.json").read_text())
     assert card["format"] == path.suffix[1:]
@@ -29,9 +18,9 @@ def test_the_ending_says_the_format(capsys, tmp_path, name):
     assert card["sha256"] in text
 
 
-def test_prompts_and_default_names(capsys, tmp_path, monkeypatch):
+def test_prompts_and_default_names(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, _, _ = run(capsys, "logic", "--format", "text", "--split", "novel", "--count", "2", "--num-points", "4")
+    code, _, _ = run("export", "logic", "--format", "text", "--split", "novel", "--count", "2", "--num-points", "4")
     assert code == 0
     rows = [json.loads(line) for line in (tmp_path / "logic-novel.prompts.jsonl").read_text().splitlines()]
     assert len(rows) == 2
@@ -50,9 +39,9 @@ def test_prompts_and_default_names(capsys, tmp_path, monkeypatch):
         (("--format", "csv"), "csv"),
     ],
 )
-def test_mistakes_end_with_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, arguments, sentence):
+def test_mistakes_end_with_one_line_and_exit_code_2(run, tmp_path, monkeypatch, arguments, sentence):
     monkeypatch.chdir(tmp_path)
-    code, _, error = run(capsys, *arguments)
+    code, _, error = run("export", *arguments)
     assert code == 2
     assert error.startswith("headcode: ")
     assert error.count("\n") == 1
@@ -60,8 +49,8 @@ def test_mistakes_end_with_one_line_and_exit_code_2(capsys, tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(capsys, tmp_path):
+def test_a_folder_that_cannot_be_written_is_one_line(run, tmp_path):
     (tmp_path / "file").write_text("")
-    code, _, error = run(capsys, "--count", "2", "--out", str(tmp_path / "file" / "a.npz"))
+    code, _, error = run("export", "--count", "2", "--out", str(tmp_path / "file" / "a.npz"))
     assert code == 2
     assert error.count("\n") == 1

@@ -2,52 +2,40 @@
 
 import pytest
 
-from headcode.cli import main
 
-
-def run(capsys, *arguments):
-    try:
-        main(["puzzle", *arguments])
-        code = 0
-    except SystemExit as exit_:
-        code = exit_.code
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_a_puzzle_hides_its_answer_unless_asked(capsys):
-    code, hidden, _ = run(capsys, "--instance", "7")
+def test_a_puzzle_hides_its_answer_unless_asked(run):
+    code, hidden, _ = run("puzzle", "--instance", "7")
     assert code == 0
     assert "│ 6 6 1 5 │ 6 2 5 7 │ ? ? ? ? │" in hidden
     assert "exactly one answer" in hidden
-    _, shown, _ = run(capsys, "--instance", "7", "--answer")
+    _, shown, _ = run("puzzle", "--instance", "7", "--answer")
     assert "│ 6 6 1 5 │ 6 2 5 7 │ 6 2 3 0 │" in shown
     assert "constant, sum, +1, +1" in shown
     assert "6 2 3 0  with probability 1.0000" in shown
 
 
-def test_an_ambiguous_puzzle_says_so(capsys):
-    outputs = [run(capsys, "--num-features", "2", "--num-values", "3", "--instance", str(n))[1] for n in range(12)]
+def test_an_ambiguous_puzzle_says_so(run):
+    outputs = [run("puzzle", "--num-features", "2", "--num-values", "3", "--instance", str(n))[1] for n in range(12)]
     assert any("answers; the best guess is right with" in text for text in outputs)
 
 
-def test_pictures_are_written(capsys, tmp_path):
+def test_pictures_are_written(run, tmp_path):
     png, svg = tmp_path / "a.png", tmp_path / "a.svg"
-    code, text, _ = run(capsys, "--out", str(png), str(svg))
+    code, text, _ = run("puzzle", "--out", str(png), str(svg))
     assert code == 0
     assert f"wrote {png}" in text
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "<svg" in svg.read_text()
 
 
-def test_a_function_is_shown_and_drawn(capsys, tmp_path):
+def test_a_function_is_shown_and_drawn(run, tmp_path):
     path = tmp_path / "f.png"
     options = ("logic", "--split", "novel", "--num-points", "5", "--variables", "1", "3", "--out", str(path))
-    code, text, _ = run(capsys, *options)
+    code, text, _ = run("puzzle", *options)
     assert code == 0
     assert text.splitlines()[5].endswith("?")
     assert path.exists()
-    _, shown, _ = run(capsys, *options[:5], "--answer")
+    _, shown, _ = run("puzzle", *options[:5], "--answer")
     assert "f = (" in shown
     assert "?" not in shown
 
@@ -67,8 +55,8 @@ def test_a_function_is_shown_and_drawn(capsys, tmp_path):
         (("--instance", "one"), "one"),
     ],
 )
-def test_mistakes_end_with_one_line_and_exit_code_2(capsys, arguments, sentence):
-    code, _, error = run(capsys, *arguments)
+def test_mistakes_end_with_one_line_and_exit_code_2(run, arguments, sentence):
+    code, _, error = run("puzzle", *arguments)
     assert code == 2
     assert error.startswith("headcode: ")
     assert error.count("\n") == 1
@@ -76,7 +64,7 @@ def test_mistakes_end_with_one_line_and_exit_code_2(capsys, arguments, sentence)
     assert "Traceback" not in error
 
 
-def test_help_shows_an_example(capsys):
-    code, text, _ = run(capsys, "--help")
+def test_help_shows_an_example(run):
+    code, text, _ = run("puzzle", "--help")
     assert code == 0
     assert "headcode puzzle --instance 7 --answer --out puzzle.png" in " ".join(text.split())

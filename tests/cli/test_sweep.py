@@ -13,6 +13,7 @@ from headcode.cli import main
 from headcode.cli.sweep import configs_of
 from headcode.presets import override, preset
 from headcode.sweep import SweepFailed, SweepInterrupted
+from tests.support import ROOT
 
 SETTINGS = {
     "num_points": 7,
@@ -180,7 +181,7 @@ def test_language_runs_need_a_sweep_file(capsys, tmp_path):
 def test_the_sweep_file_of_the_docs_for_language_runs(capsys, tmp_path, monkeypatch):
     """The block as it stands, with smaller runs: from a file of text to results."""
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
     (block,) = [code for code in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "# novel.py" in code]
     sizes = ", ".join(f"{name}={value!r}" for name, value in LANGUAGE_SETTINGS.items())
     assert block.count("steps=400") == 1

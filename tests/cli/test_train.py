@@ -13,6 +13,7 @@ from headcode.cli.train import parse
 from headcode.presets import override, preset
 from headcode.train import read_metrics, read_run_config
 from headcode.train.folder import RunFolder
+from tests.support.commands import fails
 
 FLAGS = """--num-points 7 --dim 10 --num-heads 2 --qk-dim 6 --v-dim 6 --mlp-dim 11 --batch-size 6 --backend reference
 --eval-size 23 --eval-batch-size 5 --device cpu --threads 1"""
@@ -25,16 +26,6 @@ def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("cli") / "run"
     main([*RUN, "--out", str(out)])
     return out
-
-
-def fails(capsys, *arguments):
-    with pytest.raises(SystemExit) as stopped:
-        main([str(argument) for argument in arguments])
-    assert stopped.value.code == 2
-    captured = capsys.readouterr()
-    sentences = [line for line in captured.err.splitlines() if line.startswith("headcode: ")]
-    assert captured.out == "" and len(sentences) == 1 and "Traceback" not in captured.err
-    return sentences[0]
 
 
 def snapshot(folder):

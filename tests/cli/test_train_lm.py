@@ -5,12 +5,12 @@ import math
 
 import pytest
 import torch
-from test_train import fails
 
 from headcode.cli import main
 from headcode.nn import generate
 from headcode.presets import preset
 from headcode.train import load, read_metrics, read_run_config
+from tests.support.commands import fails
 
 FLAGS = """--context 16 --num-layers 2 --dim 12 --num-heads 2 --qk-dim 8 --v-dim 6 --mlp-dim 11 --batch-size 5
 --eval-size 6 --eval-batch-size 4 --backend reference --device cpu --threads 1"""

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from headcode.experiments import EXPERIMENTS, Mean, Study, _logic, _sraven, experiment, planned_runs, reproduce
-from headcode.experiments.base import compare, judge
+from headcode.experiments.base import compare
 from headcode.experiments.capacity import score_at_loss, widened_to
+from headcode.experiments.mean import judge
 from headcode.presets import override, preset
 from headcode.sweep import SilentDisplay, config_hash
 from headcode.tasks import SRaven

@@ -4,16 +4,17 @@ import json
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from headcode.cli import main
 from headcode.experiments import Mean, Study, _logic, _sraven, experiment, planned_runs, reproduce
-from headcode.experiments.base import Experiment, Table, compare, finite, per_seed
+from headcode.experiments.base import Experiment, Table, compare, finite
+from headcode.experiments.mean import per_seed
 from headcode.files import to_json
 from headcode.presets import fields_of, get_field, override, preset
 from headcode.sweep import SilentDisplay, SweepFailed, grid
+from tests.support import ROOT
 
 TINY = {"num_points": 5, "dim": 8, "num_layers": 1, "num_heads": 2, "qk_dim": 4, "v_dim": 4, "mlp_dim": 8}
 SHORT = {"steps": 6, "batch_size": 4, "eval_every": 3, "eval_size": 16, "checkpoint_every": 0, "log_every": 3}
@@ -82,11 +83,12 @@ def test_the_command_makes_all_figures_that_it_can_and_ends_with_1(tmp_path, mon
 
 def test_who_closes_the_output_still_gets_the_files_and_the_exit_code(tmp_path):
     script = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import test_failed_runs as t, headcode.cli.reproduce as r\n"
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import headcode.cli.reproduce as r, tests.experiments.test_failed_runs as t\n"
         "r.experiment = lambda name: t.Diverging()\n"
         "t.main(['reproduce', 'diverging', '--threads', '1', '--out', sys.argv[2]])"
     )
-    words = [sys.executable, "-c", script, str(Path(__file__).parent), str(tmp_path)]
+    words = [sys.executable, "-c", script, str(ROOT), str(tmp_path)]
     command = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     command.stdout.close()
     assert command.wait(120) == 1

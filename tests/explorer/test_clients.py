@@ -8,7 +8,8 @@ import time
 
 import numpy as np
 import pytest
-from live import ask, requests_of, running, warm
+
+from tests.support.live import ask, requests_of, running, warm
 
 SECONDS = float(os.environ.get("HEADCODE_EXPLORER_SECONDS", "60"))
 CLIENTS = 8

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from live import words_of
 
 from headcode.explorer import donors, functions, inside, puzzles
 from headcode.explorer.state import State
 from headcode.tasks.sraven import DISTRIBUTE
+from tests.support.live import words_of
 
 VERDICTS = ("The answer follows the code.", "The answer does not follow the code.", "Uninformative.")
 

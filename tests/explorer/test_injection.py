@@ -3,12 +3,12 @@
 import html
 from urllib.parse import urlencode
 
-import hostile_names
 import pytest
 from dash.development.base_component import Component
-from live import words_of
 
 from headcode.explorer.app import create_app, prepare
+from tests.support import hostile_names
+from tests.support.live import words_of
 
 pytest.importorskip("transformers", reason="the lens needs headcode[hf]")
 SHOWN = {"A", "B", "Details", "Div", "H2", "H3", "Img", "Li", "Ol", "P", "Span", "Summary", "Ul"}

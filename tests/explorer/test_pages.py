@@ -8,7 +8,6 @@ import plotly.utils
 import pytest
 import torch
 from dash.exceptions import PreventUpdate
-from live import words_of
 
 from headcode.analysis.runs import predict
 from headcode.explorer import inside, puzzles
@@ -17,6 +16,7 @@ from headcode.explorer.state import State
 from headcode.nn import capture_codes, value_network
 from headcode.nn.capture import find_attentions
 from headcode.tasks import RULE_NAMES
+from tests.support.live import words_of
 
 STATES = [
     "",
@@ -183,7 +183,7 @@ def point(**what):
     return {"points": [what]}
 
 
-def test_clicks(explorer):
+def test_a_click_changes_the_state_that_its_part_shows(explorer):
     search = "?model=zoo/sraven-2-hyla&n=3&shown=1&layer=1&query=16&key=4"
 
     def after(trigger, given, search=search):

@@ -103,7 +103,7 @@ def test_a_rewritten_puzzle_tells_another_rule():
     assert puzzles.expected(puzzle, three, token) is None
 
 
-def test_donors():
+def test_a_donor_is_the_puzzle_that_the_state_names():
     puzzle = puzzles.draw(TASK, (1, 5, 7), 4, True)
     state = State(model="m", split="iid", query=24)
     assert puzzles.donor_of(puzzle, state) is None

@@ -45,7 +45,7 @@ def test_a_request_of_the_page(client):
     assert b"headcode explorer" in get(client, "/").data
 
 
-def test_headers(client):
+def test_every_answer_has_the_headers_that_forbid_scripts_and_frames(client):
     for answer in (get(client, "/"), get(client, "/nothing"), post(client, call()), post(client, "{")):
         policy = dict(part.split(" ", 1) for part in answer.headers["Content-Security-Policy"].split("; "))
         assert policy["default-src"] == "'none'" and policy["connect-src"] == "'self'"

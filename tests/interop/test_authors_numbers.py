@@ -1,7 +1,6 @@
 """The authors' own numbers: every output, code and gradient of 16 models, path by path."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +8,8 @@ import torch
 
 from headcode import METHODS, ModelConfig, Transformer, capture_codes
 from headcode.interop import load_reference, to_reference
+from tests.support import GOLDENS
 
-GOLDENS = Path(__file__).parents[1] / "goldens"
 CASES = json.loads((GOLDENS / "transformer_a.json").read_text())
 METHOD_OF = {method.authors_name: name for name, method in METHODS.items()}
 
@@ -63,7 +62,7 @@ def test_all_eight_methods_are_covered():
 
 @pytest.mark.parametrize("options", [{}, {"feedforward": "swiglu", "position": "none"}, {"share_layers": True}])
 @pytest.mark.parametrize("tokens", [False, True])
-def test_round_trip(options, tokens, tmp_path):
+def test_a_model_survives_the_authors_parameters_and_back(options, tokens, tmp_path):
     size = {"vocab_size": 11} if tokens else {"input_dim": 5, "output_dim": 3}
     config = ModelConfig(
         max_length=7, dim=12, num_layers=3, num_heads=2, qk_dim=6, v_dim=10, mlp_dim=13, **size, **options

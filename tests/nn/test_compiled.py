@@ -72,7 +72,7 @@ def test_decoding_with_a_cache():
         torch.testing.assert_close(torch.cat(pieces, 1), layer(x), rtol=1e-11, atol=1e-12)
 
 
-def test_autocast():
+def test_a_compiled_layer_under_autocast_gives_the_eager_values():
     layer, x = HyperAttention(12, 3), torch.randn(2, 7, 12)
     with torch.autocast("cpu", torch.bfloat16):
         one, other = layer(x), compiled(layer)(x)

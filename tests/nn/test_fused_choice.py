@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from fused_helpers import distance, exact, make
 from torch import nn
 
 from headcode import capture_codes
 from headcode.nn import edit_codes
 from headcode.nn import transformer as transformer_module
+from tests.support.models import distance, exact, make
 
 
 def hooked(model):
@@ -100,7 +100,7 @@ def test_other_numbers_and_modes(fused):
     assert fused == [False, False]  # with a mask it is not even asked
 
 
-def test_global_hooks(fused):
+def test_a_block_with_hooks_of_all_modules_is_not_fused(fused):
     handle = torch.nn.modules.module.register_module_forward_hook(lambda *arguments: None)
     try:
         make()(torch.randn(2, 7, 5))

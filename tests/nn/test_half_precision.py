@@ -40,7 +40,7 @@ def test_gradients_of_the_op_are_the_rounded_truth(method, backend, dtype):
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("way", ["weights", "autocast"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_layer(method, way, dtype):
+def test_a_layer_in_half_precision_is_within_two_roundings_of_exact(method, way, dtype):
     layer = HyperAttention(24, 3, method=method, causal=True)
     x = torch.randn(5, 17, 24).to(dtype)
     if way == "weights":

@@ -63,6 +63,6 @@ def test_hand_computed_linear_network():
     assert torch.equal(networks.biases[0][0, 0, 0], torch.tensor([2 * 0.5 + 10, 2 * 1.0 + 20], dtype=torch.float64))
 
 
-def test_wrong_codes():
+def test_codes_of_another_shape_are_refused():
     with pytest.raises(ValueError, match="codes must have shape"):
         value_network(make("none", "linear", False), torch.zeros(2, 4, 5, 5))

@@ -1,17 +1,15 @@
 """The transformer: sizes, initialisation, position, queries, decoding, arithmetic, storage."""
 
 import math
-import os
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-import headcode
 from headcode import METHODS, ModelConfig, Transformer
 from headcode.interop import to_reference
-from headcode.nn import RelativeBias, forward_flops, load_model, save_model
+from headcode.nn import RelativeBias, forward_flops
 from headcode.nn.position import relative_bucket, sinusoidal_positions
 
 LOGIC = {"input_dim": 5, "output_dim": 1, "max_length": 16, "num_layers": 2, "num_heads": 8, "qk_dim": 16, "v_dim": 16}
@@ -303,46 +301,6 @@ class TestFlops:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             model(torch.randn(1, length, 5, dtype=torch.float64))
         assert counter.get_total_flops() == forward_flops(model.config, length)
-
-
-class TestStorage:
-    def test_round_trip(self, tmp_path):
-        model = small(share_layers=True)
-        save_model(model, tmp_path / "model")
-        again = headcode.load(tmp_path / "model")
-        assert again.config == model.config and not again.training
-        assert torch.equal(model.eval()(X), again(X))
-        assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
-
-    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes as on Unix")
-    @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-    def test_a_pipe_is_not_said_to_be_missing(self, tmp_path, name):
-        save_model(small(), tmp_path)
-        (tmp_path / name).unlink()
-        os.mkfifo(tmp_path / name)
-        with pytest.raises(ValueError, match=f"{name} is not a regular file"):
-            load_model(tmp_path)
-
-    def test_damage_is_named(self, tmp_path):
-        save_model(small(), tmp_path)
-        with pytest.raises(ValueError, match="it has no config.json"):
-            load_model(tmp_path / "nowhere")
-        config = (tmp_path / "config.json").read_text()
-        (tmp_path / "config.json").write_text(config.replace('"dim": 12', '"dim": 15'))
-        with pytest.raises(ValueError, match="does not belong to its config.json"):
-            load_model(tmp_path)
-        (tmp_path / "config.json").write_text(config.replace('"dim"', '"dimm"'))
-        with pytest.raises(ValueError, match="has no field 'dimm'"):
-            load_model(tmp_path)
-        (tmp_path / "config.json").write_text(config)
-        weights = (tmp_path / "model.safetensors").read_bytes()
-        (tmp_path / "config.json").write_text(config.replace('"max_length": 7', '"max_length": 2000000000'))
-        with pytest.raises(ValueError, match="does not belong to its config.json"):
-            load_model(tmp_path)
-        (tmp_path / "config.json").write_text(config)
-        (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-        with pytest.raises(ValueError, match="model.safetensors is damaged"):
-            load_model(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_cpu_values import missed_by_plain, plain, relative_error, size
 
 from headcode.ops import _gpu_plan, _gpu_tuning, explain_backend, gpu, hyper_attention, reference
 from headcode.ops._gpu_tuning import Tiles
 from headcode.ops.dropout import keep_mask
 from headcode.ops.registration import hyper_attention as forward_op
 from headcode.ops.registration import hyper_attention_backward as backward_op
+from tests.ops.test_cpu_values import missed_by_plain, plain, relative_error, size
 
 assert gpu.INTERPRETED
 FORWARD_BOUND, GRADIENT_BOUND = 1e-4, 1e-3

@@ -249,6 +249,7 @@ print(*found)
     assert done.returncode == 0 and done.stdout.split() == ["ieee", "tf32", "tf32", "ieee", "tf32", "ieee"], done.stderr
 
 
+@pytest.mark.triton
 def test_tuning_takes_the_fastest_and_passes_over_what_does_not_fit():
     pytest.importorskip("triton", reason="Triton is published for Linux alone")
     from triton.runtime.errors import OutOfResources, PTXASError
@@ -290,6 +291,7 @@ def test_the_first_guess_is_legal_for_all_sizes():
                     assert kind != "band" or tiles.queries == tiles.keys
 
 
+@pytest.mark.triton
 def test_a_kernel_compiles_without_a_gpu():
     pytest.importorskip("triton", reason="Triton is published for Linux alone")
     launch = kernels.launches(kernels.Variant(1, 2, "rms_head", "relu"))["forward"]
@@ -298,6 +300,7 @@ def test_a_kernel_compiles_without_a_gpu():
     assert compiled.shared <= kernels.SHARED_LIMIT[80]
 
 
+@pytest.mark.triton
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", kernels.CAPABILITIES)
 def test_the_papers_shapes_compile_without_spills(capability):
@@ -311,6 +314,7 @@ def test_the_papers_shapes_compile_without_spills(capability):
             assert compiled.shared <= kernels.SHARED_LIMIT[capability]
 
 
+@pytest.mark.triton
 @pytest.mark.slow
 def test_half_precision_compiles_to_matrix_units():
     pytest.importorskip("triton", reason="Triton is published for Linux alone")

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is published for Linux alone")
 
+pytestmark = pytest.mark.triton
 HERE = Path(__file__).parent
 
 

@@ -5,11 +5,11 @@ import json
 
 import pytest
 from rich.console import Console
-from sweep_helpers import small_config
 
 from headcode.sweep.display import PlainDisplay, RunState, TableDisplay, counts, fitted_table, make_display
 from headcode.sweep.plan import plan
 from headcode.sweep.status import ProgressReader, read_progress, result_row
+from tests.support.sweeps import small_config
 
 
 @pytest.fixture

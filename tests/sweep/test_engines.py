@@ -10,7 +10,6 @@ import sys
 import time
 
 import pytest
-from sweep_helpers import Listener, results_of, small_config
 
 from headcode.sweep import SweepFailed, config_hash, grid, run_sweep
 from headcode.sweep.engines import LocalEngine, available_cores, default_threads, make_engine
@@ -21,6 +20,8 @@ from headcode.sweep.status import is_finished
 from headcode.train import Runtime
 from headcode.train.folder import is_in_use, read_environments
 from headcode.train.interruption import Interruption
+from tests.support import ROOT
+from tests.support.sweeps import Listener, results_of, small_config
 
 CPU = Runtime(device="cpu", threads=1)
 
@@ -121,8 +122,8 @@ def test_a_worker_finishes_fails_and_stops(tmp_path):
 ORPHAN = """
 import sys, time
 from pathlib import Path
-sys.path.insert(0, {helpers!r})
-from sweep_helpers import small_config
+sys.path.insert(0, {root!r})
+from tests.support.sweeps import small_config
 from headcode.sweep.engines import LocalEngine
 from headcode.sweep.plan import plan
 from headcode.train import Runtime
@@ -134,9 +135,10 @@ time.sleep(600)
 """
 
 
+@pytest.mark.kills
 def test_no_run_outlives_its_sweep(tmp_path):
     """The sweep is killed with SIGKILL: its run saves and ends by itself, and lets go of the folder."""
-    code = ORPHAN.format(helpers=os.path.dirname(__file__), out=str(tmp_path))
+    code = ORPHAN.format(root=str(ROOT), out=str(tmp_path))
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         worker = int(parent.stdout.readline())
@@ -347,6 +349,7 @@ def test_stopping_cancels_slurm_jobs(tmp_path):
     assert "Training was stopped at step" in (tmp_path / "logs" / f"{run.hash}.log").read_text()
 
 
+@pytest.mark.kills
 def test_the_local_engine_leaves_nothing_behind(tmp_path):
     engine = LocalEngine(1, CPU)
     run = plan({"a": small_config(steps=10**6, eval_every=0)}, tmp_path)[0]

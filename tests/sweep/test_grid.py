@@ -4,12 +4,12 @@ import dataclasses
 import itertools
 
 import pytest
-from sweep_helpers import small_config
 
 from headcode.presets import RunConfig, get_field, override, preset
 from headcode.sweep import config_hash, grid, zipped
 from headcode.sweep.file import read_sweep
 from headcode.sweep.plan import plan
+from tests.support.sweeps import small_config
 
 
 def test_grid_is_the_product_in_order():

@@ -8,7 +8,6 @@ import time
 from importlib.util import find_spec
 
 import pytest
-from sweep_helpers import Listener, results_of, small_config
 
 from headcode.sweep import grid, run_sweep
 from headcode.sweep.engines import make_engine
@@ -16,8 +15,10 @@ from headcode.sweep.plan import plan
 from headcode.sweep.ray_engine import import_ray
 from headcode.train import Runtime
 from headcode.train.folder import is_in_use, read_environments
+from tests.support.sweeps import Listener, results_of, small_config
 
 pytestmark = [
+    pytest.mark.ray,
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("ray") is None, reason="the extra headcode[ray] is not installed"),
 ]
@@ -74,6 +75,7 @@ def listening_addresses(pids):
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
+@pytest.mark.kills
 def test_one_of_two_nodes_is_lost(cluster, tmp_path):
     """All runs finish, those of the lost node on the other one, with the results of local processes."""
     configs = dict(grid(small_config(steps=2000, eval_every=1000, checkpoint_every=50, log_every=250), seed=range(4)))

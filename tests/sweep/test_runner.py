@@ -8,7 +8,6 @@ import threading
 import time
 
 import pytest
-from sweep_helpers import Listener, ScriptedEngine, small_config, train_here
 
 from headcode.presets import fields_of, get_field
 from headcode.sweep import SweepFailed, SweepInterrupted, config_hash, run_sweep
@@ -17,6 +16,7 @@ from headcode.sweep.plan import plan
 from headcode.sweep.process import Outcome
 from headcode.train import read_metrics
 from headcode.train.folder import RunFolder, is_in_use
+from tests.support.sweeps import Listener, ScriptedEngine, small_config, train_here
 
 LOST = Outcome("lost", "its process was ended by SIGKILL")
 CONFIGS = {"a": small_config(), "b": small_config(seed=1), "c": small_config(seed=2)}

@@ -9,15 +9,15 @@ import time
 from collections import Counter
 
 import pytest
-from sweep_helpers import SIZES, results_of
 
 from headcode.sweep.file import read_sweep
 from headcode.sweep.plan import plan
 from headcode.sweep.status import is_finished
 from headcode.train import read_metrics
 from headcode.train.folder import is_in_use, read_environments
+from tests.support.sweeps import SIZES, results_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.kills, pytest.mark.slow]
 
 FILE = f"""
 from headcode.presets import override, preset

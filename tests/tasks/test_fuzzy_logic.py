@@ -3,7 +3,6 @@
 import itertools
 import json
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,14 +12,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from headcode.tasks import Batch, FuzzyLogic, add_sums
+from tests.support import GOLDENS
 
-GOLDENS = Path(__file__).parent.parent / "goldens" / "tasks_a.npz"
 unit = st.floats(0, 1, width=32)
 
 
 @pytest.mark.parametrize("name", ["logic", "logic53"])
 def test_targets_agree_with_the_authors(name):
-    with np.load(GOLDENS) as data:
+    with np.load(GOLDENS / "tasks_a.npz") as data:
         terms, inputs, targets = (data[f"{name}.{key}"] for key in ("terms", "inputs", "targets"))
     found = FuzzyLogic.evaluate(terms, inputs)
     assert found.shape == targets.shape[:-1]
@@ -108,7 +107,7 @@ def test_the_seed_draws_the_split_and_the_authors_switch_does_not():
     assert len({tuple(FuzzyLogic(seed=seed).novel_terms.tolist()) for seed in range(8)}) > 4
     assert len({tuple(FuzzyLogic(seed=seed).split_compositions["train"].tolist()) for seed in range(8)}) == 8
     assert FuzzyLogic(authors_novel_terms=True, seed=3).novel_terms.tolist() == [12, 13, 14, 15]
-    with np.load(GOLDENS) as data:
+    with np.load(GOLDENS / "tasks_a.npz") as data:
         ids = (data["logic53.terms"] * [16, 8, 4, 2, 1]).sum(-1)
     assert ids.max() == 23  # the authors' training functions never use the last quarter in this numbering
 

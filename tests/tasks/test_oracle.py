@@ -1,21 +1,18 @@
 """The oracle against exact brute force, against the authors' puzzles, and against its own promise."""
 
 import itertools
-from pathlib import Path
 
-import brute_force
 import numpy as np
 import pytest
 import torch
 
 from headcode.tasks import SRaven, oracle
-
-GOLDENS = Path(__file__).parent.parent / "goldens" / "tasks_a.npz"
+from tests.support import GOLDENS, brute_force
 
 
 @pytest.fixture(scope="module")
 def goldens():
-    with np.load(GOLDENS) as data:
+    with np.load(GOLDENS / "tasks_a.npz") as data:
         return {name: data[name] for name in data.files}
 
 

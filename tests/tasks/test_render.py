@@ -117,7 +117,7 @@ def test_a_function_of_one_variable_has_no_surface():
         render.draw_function(np.array([[1]]))
 
 
-def test_terminal_drawings():
+def test_a_puzzle_in_the_terminal_is_a_grid_with_its_answer_hidden():
     puzzle = np.array([[[3, 11], [5, 4]], [[7, 2], [99, 98]]])
     expected = ["┌───────┬───────┐", "│  3 11 │  5  4 │", "├───────┼───────┤", "│  7  2 │  ?  ? │", "└───────┴───────┘"]
     assert render.puzzle_text(puzzle).splitlines() == expected

@@ -4,13 +4,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from headcode.tasks import TASKS, FuzzyLogic, SRaven
+from tests.support import GOLDENS
 
-PINS = json.loads((Path(__file__).parent.parent / "goldens" / "tasks_fingerprints.json").read_text())
+PINS = json.loads((GOLDENS / "tasks_fingerprints.json").read_text())
 
 
 @pytest.mark.parametrize("pin", PINS, ids=lambda pin: f"{pin['task']}-{pin['split']}-{pin['start']}")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_helpers import assert_same, small_config, train
 
 import headcode
 from headcode.nn import save_model
 from headcode.train import checkpoint as checkpoints
 from headcode.train import read_metrics, read_run_config
 from headcode.train.checkpoint import DamagedCheckpoint, read_checkpoint
+from tests.support.training import assert_same, small_config, train, write_sealed
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +22,6 @@ def finished(tmp_path_factory):
     run = tmp_path_factory.mktemp("finished") / "run"
     train(small_config(ema_decay=0.9), run)
     return run
-
-
-@pytest.fixture
-def run(finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "run")
-    return tmp_path / "run"
 
 
 def names(run):
@@ -216,7 +210,7 @@ def test_a_planted_pickle_is_refused_and_never_run(run, tmp_path, file, resealed
         path = run / "checkpoints" / "step-30" / "state.json"
         state = json.loads(path.read_text())
         state["files"][(run / file).name] = hashlib.sha256(bomb).hexdigest()
-        path.write_text(json.dumps(checkpoints._sealed(state)))
+        write_sealed(path, state)
     found = set()
     for name, operation in OPERATIONS.items():
         try:
@@ -264,3 +258,10 @@ def test_a_write_that_fails_leaves_the_old_ones(run, monkeypatch):
         checkpoints.write_checkpoint(run / "checkpoints", model.config, {"model.safetensors": {}}, {"step": 31})
     assert written == ["config.json", "model.safetensors", "state.json"]
     assert {name: read_checkpoint(run / "checkpoints" / name).state for name in names(run)} == before
+
+
+def test_resuming_hashes_each_file_of_the_newest_checkpoint_once(run, monkeypatch):
+    hashed, sha256_of = [], checkpoints.sha256_of
+    monkeypatch.setattr(checkpoints, "sha256_of", lambda path: hashed.append(path.name) or sha256_of(path))
+    train(small_config(ema_decay=0.9), run)
+    assert sorted(hashed) == ["config.json", "ema.safetensors", "model.safetensors", "optimizer.safetensors"]

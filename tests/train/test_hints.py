@@ -3,11 +3,11 @@
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from training_helpers import Interrupting, assert_same, small_config, train
 
 import headcode
 from headcode.presets import override, preset
 from headcode.train import Trainer, TrainingInterrupted, hint_loss, prediction_loss, task_loss
+from tests.support.training import Interrupting, assert_same, small_config, train
 
 
 def hinting(**changes):

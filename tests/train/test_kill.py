@@ -10,12 +10,12 @@ import subprocess
 import time
 
 import pytest
-from kill_target import run_command, start
-from training_helpers import assert_same
 
 from headcode.train.checkpoint import newest_checkpoint, prune
+from tests.support.processes import run_command, start
+from tests.support.training import assert_same
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.kills, pytest.mark.slow]
 
 SIZES = "--num-points 16 --dim 64 --mlp-dim 64 --batch-size 64 --backend reference --threads 1"
 RUN = (

@@ -4,18 +4,18 @@ import json
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_helpers import assert_same, train
 
 from headcode.presets import RunConfig, override, preset, with_task
 from headcode.tasks import LanguageModelling
 from headcode.tasks.language.corpus import TextFiles
 from headcode.tasks.language.prepare import prepare
 from headcode.train import TrainingInterrupted, load, read_metrics, read_run_config
+from tests.support import ROOT
+from tests.support.training import assert_same, train
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +94,7 @@ def train_and_die(configuration, out, step):
     train(RunConfig.from_dict(json.loads(configuration)), out, reporters=[StopAt(int(step), signal.SIGKILL)])
 
 
+@pytest.mark.kills
 @pytest.mark.slow
 def test_killed_in_the_middle_of_an_epoch_and_resumed(config, tmp_path):
     """Steps since the last checkpoint are done again, with the same windows."""
@@ -101,7 +102,8 @@ def test_killed_in_the_middle_of_an_epoch_and_resumed(config, tmp_path):
     train(config, tmp_path / "whole")
     for stop in (5, round(per_epoch) + 3, round(2 * per_epoch) + 2):
         assert stop % config.checkpoint_every  # something is lost each time
-        code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_language_runs as here; "
+        code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+        code += "from tests.train import test_language_runs as here; "
         arguments = [json.dumps(config.to_dict()), str(tmp_path / "broken"), str(stop)]
         command = [sys.executable, "-c", code + "here.train_and_die(*sys.argv[1:])", *arguments]
         done = subprocess.run(command, capture_output=True, text=True)

@@ -16,7 +16,9 @@ import time
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_helpers import outcome
+
+from tests.support import ROOT
+from tests.support.training import outcome
 
 pytestmark = pytest.mark.slow
 
@@ -103,8 +105,8 @@ def test_the_processes_divide_the_batch(tmp_path):
     script = tmp_path / "shares.py"
     script.write_text(
         "import json, os, sys\n"
-        f"sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
-        "from training_helpers import small_config, train\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from tests.support.training import small_config, train\n"
         "from headcode.train import task_loss\n"
         "seen = []\n"
         "def loss(context):\n"
@@ -146,6 +148,7 @@ def end_of(group):
         raise
 
 
+@pytest.mark.kills
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="finds the processes of a group by /proc")
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_process_restarts_the_group_from_the_last_checkpoint(tmp_path, victim):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -18,8 +17,9 @@ from headcode.tasks import Batch, Task
 from headcode.train import Runtime, Trainer, learning_rate, task_loss
 from headcode.train.muon import Muon, orthogonal
 from headcode.train.optim import Optimizer, is_block_matrix, is_decayed
+from tests.support import GOLDENS
 
-GOLDENS = dict(np.load(Path(__file__).parents[1] / "goldens" / "steps_a.npz"))
+STEPS = dict(np.load(GOLDENS / "steps_a.npz"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,13 +48,13 @@ class Recorded(Task):
     def sample(self, split, index, batch_size):
         assert (split, batch_size) == ("train", 8)
         index = min(index, 19)  # batches are drawn ahead of need
-        x, y = (torch.from_numpy(GOLDENS[f"{self.which}:{name}:{index}"]) for name in "xy")
+        x, y = (torch.from_numpy(STEPS[f"{self.which}:{name}:{index}"]) for name in "xy")
         return Batch(x, y, {})
 
 
 def tree(which, kind):
     prefix = f"{which}:{kind}:"
-    return {name.removeprefix(prefix): array for name, array in GOLDENS.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): array for name, array in STEPS.items() if name.startswith(prefix)}
 
 
 AUTHORS = OptimizationConfig(learning_rate=1e-3, warmup_steps=10, weight_decay=0.1, authors_schedule=True)
@@ -95,7 +95,7 @@ def test_twenty_steps_of_the_authors(which, backend):
     trainer.model.load_state_dict(start.state_dict())
     with pytest.raises(FileEnds):
         trainer.run()
-    np.testing.assert_allclose(seen, GOLDENS[f"{which}:losses"], rtol=0, atol=loss_tolerance)
+    np.testing.assert_allclose(seen, STEPS[f"{which}:losses"], rtol=0, atol=loss_tolerance)
     expected = tree(which, "final")
     found = to_reference(trainer.model)
     assert found.keys() == expected.keys()
@@ -110,7 +110,7 @@ def test_twenty_steps_of_the_authors(which, backend):
 @pytest.mark.parametrize("which", ["logic", "raven"])
 def test_all_learning_rates_of_the_authors(which):
     rates = [learning_rate(AUTHORS, step, 200) for step in range(200)]
-    np.testing.assert_allclose(rates, GOLDENS[f"{which}:lr"], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(rates, STEPS[f"{which}:lr"], rtol=0, atol=1e-9)
 
 
 def test_our_cosine_ends_at_the_last_step_and_theirs_a_warm_up_early():

@@ -6,7 +6,6 @@ import os
 import shutil
 
 import pytest
-from training_helpers import small_config, train
 
 from headcode.analysis.decode import write_csv
 from headcode.files import replace_file
@@ -16,9 +15,9 @@ from headcode.sweep.process import open_log
 from headcode.sweep.table import ResultsTable
 from headcode.tasks.language import shards
 from headcode.train import TrainingFailed
-from headcode.train import checkpoint as checkpoints
 from headcode.train.checkpoint import DamagedCheckpoint, read_checkpoint
 from headcode.train.folder import RunFolder, is_in_use
+from tests.support.training import small_config, train, write_sealed
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="links and pipes as on Unix")
 SECRET = "a file of somebody else\n"
@@ -29,19 +28,6 @@ def victim(tmp_path):
     path = tmp_path / "victim"
     path.write_text(SECRET)
     return path
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    run = tmp_path_factory.mktemp("finished") / "run"
-    train(small_config(), run)
-    return run
-
-
-@pytest.fixture
-def run(finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "run")
-    return tmp_path / "run"
 
 
 def plant(path, victim, kind):
@@ -132,7 +118,7 @@ def test_a_state_that_names_files_elsewhere_is_damaged(run, name):
     state = json.loads((folder / "state.json").read_text())
     content = (folder / name).read_bytes() if name != ".." else b""
     state["files"][name] = hashlib.sha256(content).hexdigest()
-    (folder / "state.json").write_text(json.dumps(checkpoints._sealed(state)))
+    write_sealed(folder / "state.json", state)
     with pytest.raises(DamagedCheckpoint, match=r"state\.json names a file of another folder"):
         read_checkpoint(folder)
 

@@ -5,9 +5,9 @@ import sys
 import types
 
 import pytest
-from training_helpers import small_config, train
 
 from headcode.train.progress import BarReporter, PlainReporter, TensorBoardReporter, WandbReporter, terminal_reporter
+from tests.support.training import small_config, train
 
 
 class Terminal(io.StringIO):

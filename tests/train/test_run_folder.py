@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from training_helpers import small_config, train
 
 from headcode.train import TrainingFailed, read_metrics, read_run_config
 from headcode.train.folder import RunFolder, read_environments
+from tests.support.training import small_config, train
 
 
 def contents(folder):

@@ -4,27 +4,13 @@ import json
 import shutil
 
 import pytest
-from training_helpers import assert_same, small_config, train
 
 import headcode
 from headcode.analysis.runs import open_run
 from headcode.cli import main
-from headcode.train import checkpoint as checkpoints
 from headcode.train import read_run_config
 from headcode.train.checkpoint import newest_checkpoint
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    run = tmp_path_factory.mktemp("finished") / "run"
-    train(small_config(), run)
-    return run
-
-
-@pytest.fixture
-def run(finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "run")
-    return tmp_path / "run"
+from tests.support.training import assert_same, small_config, train, write_sealed
 
 
 def change(run, name, value):
@@ -40,7 +26,7 @@ def forget_config(run):
     for path in (run / "checkpoints").glob("step-*/state.json"):
         state = json.loads(path.read_text())
         del state["config"]
-        path.write_text(json.dumps(checkpoints._sealed(state)))
+        write_sealed(path, state)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +108,7 @@ def test_a_model_loads_though_its_run_is_of_an_unknown_task_or_a_later_version(r
     for path in state_files:
         state = json.loads(path.read_text())
         state["config"]["task"]["name"] = "mine"
-        path.write_text(json.dumps(checkpoints._sealed(state)))
+        write_sealed(path, state)
     assert headcode.load(run).config.method == "hyla"
 
 

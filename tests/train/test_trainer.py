@@ -8,7 +8,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from training_helpers import Interrupting, assert_same, small_config, train
 
 import headcode
 from headcode import capture_codes
@@ -24,6 +23,7 @@ from headcode.train import (
 )
 from headcode.train.distributed import Group
 from headcode.train.runtime import numerics
+from tests.support.training import Interrupting, assert_same, small_config, train
 
 
 def weights(model):

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ import torch
 import headcode
 from headcode import zoo
 from headcode.cli import main
+from headcode.experiments.records import find_records, unpack
 from headcode.presets import override, preset
 from headcode.sweep.plan import config_hash
 from headcode.train import Trainer
@@ -19,6 +19,7 @@ from headcode.train.evaluate import evaluate_model
 from headcode.train.folder import read_metrics, read_run_config
 from headcode.zoo.add import add_model
 from headcode.zoo.add import main as add_main
+from tests.support import ROOT
 
 SIZES = {"dim": 8, "num_heads": 2, "qk_dim": 4, "v_dim": 4, "mlp_dim": 8, "num_points": 5}
 SHORT = {"steps": 3, "batch_size": 4, "eval_size": 16, "eval_every": 0, "checkpoint_every": 0, "log_every": 1}
@@ -55,15 +56,17 @@ def test_a_model_scores_what_its_records_and_card_say(name):
         assert card["scores"]["compositional"][metric] <= card["ceiling"]["compositional"] + 0.02
 
 
-RECORDS = Path(__file__).parents[2] / "docs" / "results" / "records"
+RECORDS = ROOT / "docs" / "results" / "records"
 
 
 @pytest.mark.parametrize("method", ["softmax", "linear", "hyla"])
-def test_the_models_on_fuzzy_logic_are_the_runs_of_the_results_page(method):
+def test_the_models_on_fuzzy_logic_are_the_runs_of_the_results_page(method, tmp_path):
     """Same configuration, same metrics to the last byte: the card, the page and the model are one run."""
     folder = zoo.folder(f"logic-{method}")
-    record = RECORDS / config_hash(read_run_config(folder))
-    assert (folder / "metrics.jsonl").read_bytes() == (record / "metrics.jsonl").read_bytes()
+    config = read_run_config(folder)
+    (line,) = find_records(RECORDS, [config_hash(config)]).values()
+    assert unpack(line, tmp_path, config)
+    assert (folder / "metrics.jsonl").read_bytes() == (tmp_path / "metrics.jsonl").read_bytes()
     final = {r["split"]: r for r in read_metrics(folder) if r["kind"] == "eval"}["compositional"]
     page = (RECORDS.parents[1] / "results.md").read_text(encoding="utf-8")
     table = page.split("At rate 3e-3:")[1].split("The authors' code")[0]

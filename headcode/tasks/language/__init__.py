@@ -123,7 +123,7 @@ class LanguageModelling(Task):
     def split_size(self, split: str) -> int | None:
         return None if split == "train" else self._num_windows(self.text, self._checked_split(split))
 
-    def companions(self) -> dict[str, bytes]:
+    def run_files(self) -> dict[str, bytes]:
         shards = self.text
         memory = {"shards": self.shards, "folder": str(shards.folder.resolve()), "source": shards.index["source"]}
         return {
@@ -131,7 +131,7 @@ class LanguageModelling(Task):
             TOKENIZER_FILE: shards.tokenizer.content,
         }
 
-    def recall(self, run_folder: Path) -> None:
+    def read_run_files(self, run_folder: Path) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError):
             memory = read_object(run_folder / SOURCE_FILE)
             remember(str(memory["shards"]), str(memory["folder"]))

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from headcode.files import is_count, is_word, open_own, read_bytes, read_object, sha256_of, write_bytes
+from headcode.files import is_count, is_word, locked, open_own, read_bytes, read_object, sha256_of, write_bytes
 from headcode.tasks.language.tokenizer import (
     KINDS,
     LARGEST_VOCABULARY,
@@ -278,13 +278,7 @@ def locked_store() -> Iterator[Path]:
     """One process prepares at a time; those that wait find the work done. What a killed one left is removed."""
     folder = store()
     folder.mkdir(parents=True, exist_ok=True)
-    with open_own(folder / ".lock", "a") as lock:
-        try:
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except ModuleNotFoundError:  # Windows: no such lock, and no protection
-            pass
+    with locked(folder / ".lock"):
         for leftover in folder.glob(".prepare-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         yield folder

@@ -1,0 +1,15 @@
+"""Commands run in this process."""
+
+import pytest
+
+from headcode.cli import main
+
+
+def fails(capsys, *arguments):
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    assert stopped.value.code == 2
+    captured = capsys.readouterr()
+    sentences = [line for line in captured.err.splitlines() if line.startswith("headcode: ")]
+    assert captured.out == "" and len(sentences) == 1 and "Traceback" not in captured.err
+    return sentences[0]
