@@ -22,7 +22,8 @@ from headcode.bench.train import machine
 from headcode.files import replace_file
 from headcode.nn import ModelConfig, Transformer, generate
 from headcode.ops import METHODS
-from headcode.presets import RunConfig, override, preset
+from headcode.presets import preset
+from headcode.run import RunConfig, override
 from headcode.tasks import Batch
 from headcode.train.distributed import Group
 from headcode.train.learner import Learner

@@ -21,8 +21,8 @@ from headcode.experiments.base import (
     per_seed,
 )
 from headcode.nn import Transformer
-from headcode.presets import RunConfig
 from headcode.report.style import METHOD_COLOURS, PAGE_WIDTH, canvas, save
+from headcode.run import RunConfig
 from headcode.sweep import grid
 from headcode.train.folder import read_run_config
 

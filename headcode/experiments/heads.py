@@ -5,8 +5,8 @@ from pathlib import Path
 from headcode.experiments._drawing import colour_of, limits, line
 from headcode.experiments._logic import logic_base, seeds_of
 from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare, per_seed
-from headcode.presets import override
 from headcode.report.style import COLUMN_WIDTH, canvas, save
+from headcode.run import override
 from headcode.sweep import grid
 
 SPLITS = ("iid", "compositional", "novel")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headcode.experiments.base import Row
 from headcode.files import read_bytes, replace_file
-from headcode.presets import RunConfig, fields_of, get_field
+from headcode.run import RunConfig, fields_of, get_field
 from headcode.sweep import config_hash
 from headcode.sweep.status import is_finished, result_row
 from headcode.train.checkpoint import RUN_CONFIG_FILE

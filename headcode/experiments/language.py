@@ -18,8 +18,9 @@ from headcode.experiments.base import (
     merit,
     per_seed,
 )
-from headcode.presets import RunConfig, override, preset, with_task
+from headcode.presets import preset
 from headcode.report.style import PAGE_WIDTH, canvas, save
+from headcode.run import RunConfig, override, with_task
 from headcode.sweep import grid
 from headcode.tasks import LanguageModelling
 from headcode.tasks.language.corpus import Source, StandardLibrary, StreamedDataset

@@ -7,8 +7,8 @@ import numpy as np
 from headcode.experiments._logic import logic_base
 from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict
 from headcode.ops import NORMS, VALUE_NETS
-from headcode.presets import override
 from headcode.report.style import PAGE_WIDTH, canvas, save
+from headcode.run import override
 from headcode.sweep import grid
 
 

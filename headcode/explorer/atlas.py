@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from headcode.analysis.runs import judge
 from headcode.explorer.catalogue import COMPUTING, Model
 from headcode.explorer.inside import Recent
 from headcode.nn import capture_codes
@@ -77,7 +76,7 @@ class Atlas:
             for layer, found in codes.items():
                 kept[layer].append(found.half().numpy())
         self._codes = [np.concatenate(parts) for parts in kept]  # (N, H, query, key)
-        self.correct: np.ndarray = judge(task, torch.cat(predictions), self.batch)["correct"]
+        self.correct: np.ndarray = task.judge(torch.cat(predictions), self.batch)["correct"]
         self._planes = Recent(64)
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from headcode.analysis.runs import OpenRun, open_run
 from headcode.explorer.sentences import Lens
 from headcode.explorer.state import Limits
 from headcode.tasks import FuzzyLogic, SRaven, Task
-from headcode.tasks.sraven import DISTRIBUTE
+from headcode.tasks.sraven_rules import DISTRIBUTE
 from headcode.train.folder import read_run_config
 
 COMPUTING = threading.RLock()

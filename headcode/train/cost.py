@@ -1,7 +1,7 @@
 """What training costs in arithmetic."""
 
 from headcode.nn import forward_flops
-from headcode.presets import RunConfig
+from headcode.run import RunConfig
 
 
 def step_flops(config: RunConfig) -> int:

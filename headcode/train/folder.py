@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from headcode.files import open_own, parse_json, read_bytes, read_object, replace_file, to_json
-from headcode.presets import RunConfig
+from headcode.run import RunConfig
 from headcode.train.checkpoint import (
     RUN_CONFIG_FILE,
     find_run,

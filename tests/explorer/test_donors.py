@@ -6,7 +6,7 @@ from live import words_of
 
 from headcode.explorer import donors, functions, inside, puzzles
 from headcode.explorer.state import State
-from headcode.tasks.sraven import DISTRIBUTE
+from headcode.tasks.sraven_rules import DISTRIBUTE
 
 VERDICTS = ("The answer follows the code.", "The answer does not follow the code.", "Uninformative.")
 

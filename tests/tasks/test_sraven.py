@@ -243,13 +243,13 @@ def test_a_curriculum_of_aligned_puzzles():
 
 
 @pytest.mark.parametrize("options", [{}, {"blank": 1.5}, {"num_features": 3, "grid": 4}, {"permute": False}])
-def test_hints_name_the_rule_of_every_token_and_its_places_in_all_columns(options):
+def test_auxiliary_targets_name_the_rule_of_every_token_and_its_places_in_all_columns(options):
     task = SRaven(seed=2, **options)
     batch = task.sample("train", 0, 50)
-    rules, places, *sums = task.hints(batch)
-    assert [answers.shape[2] for answers in (rules, places, *sums)] == [asked.count for asked in task.questions]
-    assert task.hint_dims[0] == 8 + task.grid * task.num_features
-    assert (len(sums), len(task.hint_dims)) == ((1, 2) if task.grid == 3 else (0, 1))
+    rules, places, *sums = task.auxiliary_targets(batch)
+    assert [answers.shape[2] for answers in (rules, places, *sums)] == [kind.count for kind in task.auxiliary]
+    assert task.auxiliary_dims[0] == 8 + task.grid * task.num_features
+    assert (len(sums), len(task.auxiliary_dims)) == ((1, 2) if task.grid == 3 else (0, 1))
     features = batch.info["permutations"]
     shown = 0
     for n in range(50):
@@ -270,7 +270,7 @@ def test_hints_name_the_rule_of_every_token_and_its_places_in_all_columns(option
 def test_hints_on_sums_are_the_arithmetic_of_each_whole_row(options):
     task = SRaven(seed=3, num_features=3, **options)
     batch = task.sample("train", 0, 20)
-    sums = task.hints(batch)[2].unflatten(-1, (3, 3, 2)).unflatten(1, (3, 3, 3)).tolist()
+    sums = task.auxiliary_targets(batch)[2].unflatten(-1, (3, 3, 2)).unflatten(1, (3, 3, 3)).tolist()
     cells = batch.info["puzzles"].tolist()
     seen = set()
     for n, row, column, last, first, second in itertools.product(range(20), *[range(3)] * 5):
