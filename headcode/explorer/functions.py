@@ -5,8 +5,8 @@ import functools
 
 import numpy as np
 
-from headcode.explorer.catalogue import Model
 from headcode.explorer.inside import outputs
+from headcode.explorer.model import Model
 from headcode.explorer.state import State
 from headcode.tasks import FuzzyLogic
 from headcode.tasks.fuzzy_logic import LEAST_DIFFERENCE

@@ -100,7 +100,7 @@ class Task(Config):
     flags: ClassVar[Mapping[str, Flag]] = {}
     """Fields as flags of the commands that make instances. A task without flags has its seed alone."""
     view: ClassVar[str] = "plain"
-    """How the explorer shows an instance: a name in `headcode.explorer.views`."""
+    """How the explorer shows an instance: a name in `headcode.explorer.catalogue.VIEWS`."""
     labels: ClassVar[tuple[str, ...]] = ()
     """What files of codes keep of `info`, beside the number of the instance."""
     label_kind: ClassVar[str] = "class"
