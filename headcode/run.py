@@ -142,12 +142,12 @@ class RunConfig(Config):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "RunConfig":
-        task = values.get("task") if isinstance(values, Mapping) else None
-        if isinstance(task, Mapping):
-            name = task.get("name")
+        given = values.get("task") if isinstance(values, Mapping) else None
+        if isinstance(given, Mapping):
+            name = given.get("name")
             if not isinstance(name, str) or name not in TASKS:
                 raise ValueError(f"RunConfig.task must have a name out of {', '.join(TASKS)}, got {name!r:.100}.")
-            settings = {key: value for key, value in task.items() if key != "name"}
+            settings = {key: value for key, value in given.items() if key != "name"}
             values = {**values, "task": TASKS[name].from_dict(settings)}
         return super().from_dict(values)
 
@@ -180,6 +180,7 @@ MODEL_DERIVED = ("input_dim", "vocab_size", "output_dim", "max_length", "auxilia
 def fields_of(config: RunConfig) -> dict[str, tuple[str | None, str]]:
     """Every field that can be changed, by its flat name: (section or None, field).
 
+    >>> from headcode.presets import preset
     >>> fields_of(preset("logic"))["num_points"], fields_of(preset("logic"))["steps"]
     (('task', 'num_points'), (None, 'steps'))
     """
@@ -217,6 +218,7 @@ def override(config: RunConfig, **changes: Any) -> RunConfig:
 
     `seed` is the seed of everything, the task included; `task_seed` sets the task's alone.
 
+    >>> from headcode.presets import preset
     >>> override(preset("logic"), num_points=16).model.max_length
     16
     """

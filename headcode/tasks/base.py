@@ -102,7 +102,7 @@ class Task(Config):
     view: ClassVar[str] = "plain"
     """How the explorer shows an instance: a name in `headcode.explorer.catalogue.VIEWS`."""
     labels: ClassVar[tuple[str, ...]] = ()
-    """What files of codes keep of `info`, beside the number of the instance."""
+    """What files of codes keep of `info`, beside the number of the instance; decoders need `composition` among it."""
     label_kind: ClassVar[str] = "class"
     """The word for what `decodable` finds: rule, term."""
     decoding_inputs: ClassVar[str | None] = None
