@@ -9,37 +9,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from headcode.run import (
-    SECTIONS,
-    OptimizationConfig,
-    RunConfig,
-    field_type,
-    fields_of,
-    get_field,
-    model_for,
-    override,
-    owner_of,
-    with_task,
-)
+from headcode.run import OptimizationConfig, RunConfig, get_field, model_for, override
+from headcode.run import fields_of as fields_of
+from headcode.run import with_task as with_task
 from headcode.tasks import TASKS, FuzzyLogic, LanguageModelling, SRaven, Task
 
-__all__ = [
-    "DEFAULT_PRESETS",
-    "PRESETS",
-    "SECTIONS",
-    "OptimizationConfig",
-    "RunConfig",
-    "field_type",
-    "fields_of",
-    "get_field",
-    "model_for",
-    "override",
-    "owner_of",
-    "preset",
-    "preset_of",
-    "presets_of",
-    "with_task",
-]
 # The authors' runs all have attention dropout 0.1, from a default that their configs never mention.
 _PAPER_DROPOUT = 0.1
 
@@ -88,21 +62,10 @@ def sraven_paper() -> RunConfig:
 
 def sraven_fast() -> RunConfig:
     """SRAVEN in under an hour on two CPU cores: auxiliary targets, Muon, positions that repeat by row."""
-    return override(
-        sraven(),
-        auxiliary_weight=1.0,
-        learning_rate=3e-3,
-        optimizer="muon",
-        schedule="stable",
-        final_rate=0.0,
-        attention_dropout=0.0,
-        position="relative_learned",
-        position_period=12,
-        v_dim=256,
-        steps=18_000,
-        eval_every=1000,
-        checkpoint_every=1000,
-    )
+    optimization = {"optimizer": "muon", "learning_rate": 3e-3, "schedule": "stable", "final_rate": 0.0}
+    model = {"position": "relative_learned", "position_period": 12, "v_dim": 256, "attention_dropout": 0.0}
+    every = {"eval_every": 1000, "checkpoint_every": 1000}
+    return override(sraven(), auxiliary_weight=1.0, **optimization, **model, steps=18_000, **every)
 
 
 def sraven_small() -> RunConfig:
@@ -137,63 +100,34 @@ def _widened(factor: int) -> RunConfig:
     return override(sraven(), **{name: factor * get_field(sraven(), name) for name in names})
 
 
-def _language(
-    vocab_size: int, context: int, *, optimization: OptimizationConfig, model: dict[str, Any], **settings: Any
-) -> RunConfig:
+def _language(vocab_size: int, context: int, model: dict[str, Any], **settings: Any) -> RunConfig:
     """A causal decoder with SwiGLU feed-forward layers."""
     task = LanguageModelling(vocab_size=vocab_size, context=context)
-    decoder = model_for(task, feedforward="swiglu", causal=True, **model)
-    return RunConfig(task=task, model=decoder, optimization=optimization, **settings)
+    return RunConfig(task=task, model=model_for(task, feedforward="swiglu", causal=True, **model), **settings)
 
 
 def lm_small() -> RunConfig:
     """Language modelling in minutes on a CPU: 0.7 M parameters, 2,048 BPE tokens, context 128, 3 M tokens."""
-    return _language(
-        2048,
-        128,
-        model={"num_layers": 3, "qk_dim": 128, "v_dim": 128, "position": "rotary"},
-        optimization=OptimizationConfig(learning_rate=3e-3, clip_norm=1.0),
-        steps=1500,
-        batch_size=16,
-        eval_every=250,
-        eval_size=256,
-        eval_batch_size=16,
-        checkpoint_every=250,
-    )
+    model = {"num_layers": 3, "qk_dim": 128, "v_dim": 128, "position": "rotary"}
+    optimization = OptimizationConfig(learning_rate=3e-3, clip_norm=1.0)
+    every = {"eval_every": 250, "eval_size": 256, "eval_batch_size": 16, "checkpoint_every": 250}
+    return _language(2048, 128, model, optimization=optimization, steps=1500, batch_size=16, **every)
 
 
 def lm_paper() -> RunConfig:
     """The paper's size: 50 M parameters, 130 billion tokens of C4. All else the paper leaves open and is our choice."""
-    wide = {"dim": 512, "num_layers": 8, "num_heads": 16, "qk_dim": 512, "v_dim": 512, "mlp_dim": 2048}
-    return _language(
-        32_000,
-        1024,
-        model={**wide, "position": "rotary"},
-        optimization=OptimizationConfig(warmup_steps=2000, beta2=0.95, clip_norm=1.0),
-        steps=130_000_000_000 // (512 * 1024),
-        batch_size=512,
-        accumulate=16,
-        precision="bf16",
-        log_every=100,
-        eval_every=5000,
-        eval_size=2048,
-        eval_batch_size=8,
-    )
+    sizes = {"dim": 512, "num_layers": 8, "num_heads": 16, "qk_dim": 512, "v_dim": 512, "mlp_dim": 2048}
+    optimization = OptimizationConfig(warmup_steps=2000, beta2=0.95, clip_norm=1.0)
+    batches = {"steps": 130_000_000_000 // (512 * 1024), "batch_size": 512, "accumulate": 16, "precision": "bf16"}
+    every = {"log_every": 100, "eval_every": 5000, "eval_size": 2048, "eval_batch_size": 8}
+    return _language(32_000, 1024, {**sizes, "position": "rotary"}, optimization=optimization, **batches, **every)
 
 
 def wikitext_authors() -> RunConfig:
     """The authors' WikiText-103 runs: 8 layers of width 128, T5 band, context 256, 6,144 BPE tokens, about 5 epochs."""
-    sizes = {"num_layers": 8, "num_heads": 16, "qk_dim": 128, "v_dim": 128}
-    return _language(
-        6144,
-        256,
-        model={**sizes, "attention_dropout": _PAPER_DROPOUT},
-        optimization=OptimizationConfig(warmup_steps=1000),
-        steps=20_000,
-        log_every=100,
-        eval_size=1024,
-        eval_batch_size=32,
-    )
+    model = {"num_layers": 8, "num_heads": 16, "qk_dim": 128, "v_dim": 128, "attention_dropout": _PAPER_DROPOUT}
+    every = {"log_every": 100, "eval_size": 1024, "eval_batch_size": 32}
+    return _language(6144, 256, model, optimization=OptimizationConfig(warmup_steps=1000), steps=20_000, **every)
 
 
 def _plain_run(task: type[Task]) -> RunConfig:

@@ -7,21 +7,19 @@ import numpy as np
 from dash import html
 
 from headcode.explorer import figures, inside, puzzles
-from headcode.explorer.atlas import Atlas, Plane
 from headcode.explorer.figures import Figure
 from headcode.explorer.model import Model
 from headcode.explorer.panels import panel, position_names
 from headcode.explorer.parts import Piece, badge, choices, link, menu, note, strip
 from headcode.explorer.puzzles import Puzzle
 from headcode.explorer.state import Limits, State
-from headcode.explorer.view import WAITING, Donor, Near, View, click_mode, nearest, show_button
+from headcode.explorer.view import WAITING, Around, Donor, View, click_mode, nearest, show_button
 from headcode.tasks import RULE_NAMES
 from headcode.tasks.sraven_rules import DISTRIBUTE
 
 
 class PuzzleView(View):
-    kind = "puzzle"
-    thing = "puzzle"
+    kind = thing = "puzzle"
     title = "The puzzle"
     explained = "Each feature follows a rule along every row. What is in the last panel?"
     draws = True
@@ -47,10 +45,69 @@ class PuzzleView(View):
         return {} if state.drawn else {"rules": self.question(model.task, state).rules}
 
     def menus(self, model: Model, state: State, fresh: dict[str, Any]) -> list[Piece]:
-        return _rule_menus(model, state, fresh)
+        task: Any = model.task
+        pieces = []
+        for feature, rule in enumerate(state.rules):
+            options = []
+            for other in model.limits.rule_ids:
+                rules = (*state.rules[:feature], other, *state.rules[feature + 1 :])
+                options.append((RULE_NAMES[other], state.link(rules=rules, **fresh), other == rule))
+            pieces.append(menu(f"rule of feature {feature + 1}", RULE_NAMES[rule], options, f"choose-rule-{feature}"))
+        composition = tuple(sorted(state.rules))
+        for split, words in (("train", "was seen in training"), ("compositional", "was held out")):
+            known = task.compositions[task.split_compositions.get(split, [])]
+            if (known == composition).all(1).any():
+                pieces.append(note(f"This combination of rules {words}."))
+                break
+        if task.permute:
+            pieces.append(
+                choices(
+                    "columns",
+                    [
+                        ("shuffled", state.link(shuffle=True, **fresh), state.shuffle),
+                        ("in order", state.link(shuffle=False, **fresh), not state.shuffle),
+                    ],
+                    "shuffle",
+                )
+            )
+        return pieces
 
-    def stage(self, question: Puzzle, state: State) -> list[Piece]:
-        return puzzle_stage(question, state)
+    def stage(self, puzzle: Puzzle, state: State) -> list[Piece]:
+        """The puzzle, the reader's guess, and, once shown, the truth and the solver's verdict."""
+        task = puzzle.task
+        pieces: list[Piece] = [click_mode(state, ("query", "key", "edit")), matrix(puzzle, state), *legend(puzzle)]
+        if state.edits:
+            undo = link("undo", state.link(edits=()), "undo")
+            cells = f"{len(state.edits)} {'cell' if len(state.edits) == 1 else 'cells'}"
+            pieces.append(note([f"{cells} changed by hand · ", undo]))
+        names = position_names(task.num_features, task.num_values)
+        pieces.append(html.H3("Your answer"))
+        guess = state.guess or (-1,) * task.num_features
+        rows = []
+        for position, name in enumerate(names):
+            options = []
+            for value in range(task.num_values):
+                chosen = (*guess[:position], value, *guess[position + 1 :])
+                right = state.shown and not puzzle.edited and value == int(puzzle.answer[position])
+                classes = ["option"] + ["true"] * right
+                mine = guess[position] == value
+                options.append(link(str(value), state.link(guess=chosen), *classes, selected=mine))
+            rows.append(
+                html.Div(
+                    [html.Span(name, className="name"), html.Span(options, className="options-row")], className="guess"
+                )
+            )
+        pieces.append(html.Div(rows, className="guesses"))
+        if not state.shown:
+            words = "Try it first, then see the truth, the exact solver and the model."
+            return [*pieces, show_button(state), note(words)]
+        pieces.append(show_button(state))
+        if state.guess and min(guess) >= 0 and not puzzle.edited:
+            right = list(guess) == puzzle.answer.tolist()
+            pieces.append(
+                note(badge("You are right.", "good") if right else badge("Not quite: the truth is framed.", "bad"))
+            )
+        return [*pieces, *truth(puzzle, state)]
 
     def names(self, question: Puzzle) -> list[str]:
         names = position_names(question.task.num_features, question.task.num_values)
@@ -58,9 +115,37 @@ class PuzzleView(View):
         return [f"row {row + 1}, column {column + 1}, {names[position]}" for row, column, position in places]
 
     def answer(
-        self, question: Puzzle, state: State, found: inside.Look, patch: inside.Look | None, donor: Donor | None
+        self, puzzle: Puzzle, state: State, found: inside.Look, patch: inside.Look | None, donor: Donor | None
     ) -> list[Piece]:
-        return puzzle_answer(question, state, found, patch, donor)
+        """Per feature the probabilities of all values, before and after the patch."""
+        if not state.shown:
+            return [note(WAITING, "waiting")]
+        names = position_names(puzzle.task.num_features, puzzle.task.num_values)
+        rows: list[Piece] = []
+        said = found.probabilities.argmax(1)
+        nothing = "" if donor is None else puzzles.uninformative(puzzle, donor[0], state.query, said)
+        follow = None if donor is None or nothing else puzzles.expected(puzzle, donor[0], state.query)
+        for place, name in enumerate(names):
+            truth = None if puzzle.edited else int(puzzle.answer[place])
+            rows += strip(found.probabilities[place].tolist(), truth=truth, label=name)
+            if patch is not None:
+                expected = follow[1] if follow is not None and follow[0] == place else None
+                rows += strip(patch.probabilities[place].tolist(), truth=truth, follow=expected, label="patched")
+        guesses = found.probabilities.argmax(1)
+        pieces: list[Piece] = []
+        if not puzzle.edited:
+            wrong = int((guesses != puzzle.answer).sum())
+            right = "All features right." if not wrong else f"{wrong} of {len(names)} features wrong."
+            pieces.append(note(badge(right, "bad" if wrong else "good"), "verdict"))
+        else:
+            pieces.append(note(badge(f"It says {' '.join(map(str, guesses))}.", "unsure"), "verdict"))
+        pieces.append(html.Div(rows, className="strips"))
+        if patch is not None and donor is not None:
+            after = patch.probabilities.argmax(1)
+            pieces.append(_patch_words(puzzle, guesses, after, follow, nothing, donor[1], names))
+        elif not puzzle.edited:
+            pieces.append(html.Div([html.Span("truth", className="mark true")], className="legend"))
+        return pieces
 
     def own_donors(self, model: Model, state: State) -> list[str]:
         return [f"rule-{rule}" for rule in model.limits.donor_rules]
@@ -77,17 +162,8 @@ class PuzzleView(View):
     def uninformative(self, question: Puzzle, donor: Puzzle, token: int, found: inside.Look) -> str:
         return puzzles.uninformative(question, donor, token, found.probabilities.argmax(1))
 
-    def map(
-        self,
-        model: Model,
-        atlas: Atlas,
-        state: State,
-        question: Puzzle,
-        plane: Plane,
-        here: np.ndarray,
-        there: np.ndarray | None,
-        near: Near,
-    ) -> tuple[Figure, list[Piece]]:
+    def map(self, model: Model, state: State, question: Puzzle, around: Around) -> tuple[Figure, list[Piece]]:
+        atlas, near = around.atlas, around.near
         rules = atlas.batch.info["token_rules"][:, state.query].numpy()
         words = [
             f"puzzle {row}: {RULE_NAMES[rule]}, {'solved' if right else 'not solved'}"
@@ -95,7 +171,7 @@ class PuzzleView(View):
         ]
         present = sorted(set(rules.tolist()))
         groups = [(RULE_NAMES[rule], figures.RULE_COLOURS[rule], np.flatnonzero(rules == rule)) for rule in present]
-        drawn = figures.map_of_codes(plane.points, groups, words, plane.shares, here, there)
+        drawn = around.draw(groups, words)
         words_near = [
             [html.Span(className=f"dot rule-{rules[row]}"), html.B(RULE_NAMES[rules[row]]), f" puzzle {row}"]
             for row, _ in near
@@ -107,44 +183,6 @@ class PuzzleView(View):
             same = sum(int(rules[row]) == mine for row, _ in near)
             pieces.append(note(f"{same} of {len(near)} belong to this token's rule, {RULE_NAMES[mine]}."))
         return drawn, pieces
-
-
-def _rule_menus(model: Model, state: State, fresh: dict[str, Any]) -> list[Piece]:
-    task: Any = model.task
-    pieces = []
-    for feature, rule in enumerate(state.rules):
-        options = []
-        for other in model.limits.rule_ids:
-            rules = (*state.rules[:feature], other, *state.rules[feature + 1 :])
-            options.append((RULE_NAMES[other], state.link(rules=rules, **fresh), other == rule))
-        pieces.append(menu(f"rule of feature {feature + 1}", RULE_NAMES[rule], options, f"choose-rule-{feature}"))
-    composition = tuple(sorted(state.rules))
-    split = next(
-        (
-            split
-            for split in ("train", "compositional")
-            if split in task.splits and (task.compositions[task.split_compositions[split]] == composition).all(1).any()
-        ),
-        "",
-    )
-    words = {
-        "train": "This combination of rules was seen in training.",
-        "compositional": "This combination of rules was held out.",
-    }
-    if split:
-        pieces.append(note(words[split]))
-    if task.permute:
-        pieces.append(
-            choices(
-                "columns",
-                [
-                    ("shuffled", state.link(shuffle=True, **fresh), state.shuffle),
-                    ("in order", state.link(shuffle=False, **fresh), not state.shuffle),
-                ],
-                "shuffle",
-            )
-        )
-    return pieces
 
 
 def matrix(puzzle: Puzzle, state: State) -> Piece:
@@ -199,44 +237,6 @@ def legend(puzzle: Puzzle) -> list[Piece]:
     return [html.Div([*marks, html.Span(" ".join(words))], className="legend")]
 
 
-def puzzle_stage(puzzle: Puzzle, state: State) -> list[Piece]:
-    """The puzzle, the reader's guess, and, once shown, the truth and the solver's verdict."""
-    task = puzzle.task
-    pieces: list[Piece] = [click_mode(state, ("query", "key", "edit")), matrix(puzzle, state), *legend(puzzle)]
-    if state.edits:
-        undo = link("undo", state.link(edits=()), "undo")
-        cells = f"{len(state.edits)} {'cell' if len(state.edits) == 1 else 'cells'}"
-        pieces.append(note([f"{cells} changed by hand · ", undo]))
-    names = position_names(task.num_features, task.num_values)
-    pieces.append(html.H3("Your answer"))
-    guess = state.guess or (-1,) * task.num_features
-    rows = []
-    for position, name in enumerate(names):
-        options = []
-        for value in range(task.num_values):
-            chosen = (*guess[:position], value, *guess[position + 1 :])
-            right = state.shown and not puzzle.edited and value == int(puzzle.answer[position])
-            classes = ["option"] + ["true"] * right
-            mine = guess[position] == value
-            options.append(link(str(value), state.link(guess=chosen), *classes, selected=mine))
-        rows.append(
-            html.Div(
-                [html.Span(name, className="name"), html.Span(options, className="options-row")], className="guess"
-            )
-        )
-    pieces.append(html.Div(rows, className="guesses"))
-    if not state.shown:
-        words = "Try it first, then see the truth, the exact solver and the model."
-        return [*pieces, show_button(state), note(words)]
-    pieces.append(show_button(state))
-    if state.guess and min(guess) >= 0 and not puzzle.edited:
-        right = list(guess) == puzzle.answer.tolist()
-        pieces.append(
-            note(badge("You are right.", "good") if right else badge("Not quite: the truth is framed.", "bad"))
-        )
-    return [*pieces, *truth(puzzle, state)]
-
-
 def truth(puzzle: Puzzle, state: State) -> list[Piece]:
     """What generated the puzzle, and what its visible cells allow."""
     pieces: list[Piece] = [html.H3("The truth")]
@@ -271,40 +271,6 @@ def truth(puzzle: Puzzle, state: State) -> list[Piece]:
     if verdict.readings:
         said = [f"{', '.join(RULE_NAMES[r] for r in rules)} ({share:.0%})" for rules, share in verdict.readings]
         pieces.append(note(f"Explained by the rules {'; or '.join(said)}."))
-    return pieces
-
-
-def puzzle_answer(
-    puzzle: Puzzle, state: State, found: inside.Look, patch: inside.Look | None, donor: tuple[Puzzle, str] | None
-) -> list[Piece]:
-    """Per feature the probabilities of all values, before and after the patch."""
-    if not state.shown:
-        return [note(WAITING, "waiting")]
-    names = position_names(puzzle.task.num_features, puzzle.task.num_values)
-    rows: list[Piece] = []
-    said = found.probabilities.argmax(1)
-    nothing = "" if donor is None else puzzles.uninformative(puzzle, donor[0], state.query, said)
-    follow = None if donor is None or nothing else puzzles.expected(puzzle, donor[0], state.query)
-    for place, name in enumerate(names):
-        truth = None if puzzle.edited else int(puzzle.answer[place])
-        rows += strip(found.probabilities[place].tolist(), truth=truth, label=name)
-        if patch is not None:
-            expected = follow[1] if follow is not None and follow[0] == place else None
-            rows += strip(patch.probabilities[place].tolist(), truth=truth, follow=expected, label="patched")
-    guesses = found.probabilities.argmax(1)
-    pieces: list[Piece] = []
-    if not puzzle.edited:
-        wrong = int((guesses != puzzle.answer).sum())
-        right = "All features right." if not wrong else f"{wrong} of {len(names)} features wrong."
-        pieces.append(note(badge(right, "bad" if wrong else "good"), "verdict"))
-    else:
-        pieces.append(note(badge(f"It says {' '.join(map(str, guesses))}.", "unsure"), "verdict"))
-    pieces.append(html.Div(rows, className="strips"))
-    if patch is not None and donor is not None:
-        after = patch.probabilities.argmax(1)
-        pieces.append(_patch_words(puzzle, guesses, after, follow, nothing, donor[1], names))
-    elif not puzzle.edited:
-        pieces.append(html.Div([html.Span("truth", className="mark true")], className="legend"))
     return pieces
 
 

@@ -14,7 +14,7 @@ from headcode.explorer.model import COMPUTING, Model
 from headcode.explorer.parts import Piece, badge, heading, link, note
 from headcode.explorer.sentences import Lens, strongest
 from headcode.explorer.state import State
-from headcode.explorer.view import nearest
+from headcode.explorer.view import Around, nearest
 
 NEIGHBOURS = 6
 SAME_EVERYWHERE = (
@@ -137,7 +137,7 @@ def _map(
         NEIGHBOURS,
         mine if mine is not None and mine < len(atlas) else None,
     )
-    return model.view.map(model, atlas, state, question, plane, here, there, near)
+    return model.view.map(model, state, question, Around(atlas, plane, here, there, near))
 
 
 KIND_COLOURS = figures.RULE_COLOURS

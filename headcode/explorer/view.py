@@ -38,6 +38,22 @@ class Instance:
         return self.batch.x[0].numpy()
 
 
+@dataclasses.dataclass(frozen=True)
+class Around:
+    """The codes among which a question's own code lies."""
+
+    atlas: Atlas
+    plane: Plane
+    here: np.ndarray
+    """Where the code lies in the plane."""
+    there: np.ndarray | None
+    """And the donor's, if there is one."""
+    near: Near
+
+    def draw(self, groups: Any, words: Sequence[str]) -> Figure:
+        return figures.map_of_codes(self.plane.points, groups, words, self.plane.shares, self.here, self.there)
+
+
 class View:
     """The plain view: tokens, the task's own text, answer beside truth, and codes coloured by what is decodable."""
 
@@ -138,19 +154,9 @@ class View:
         """The state after a click on the surface."""
         return None
 
-    def map(
-        self,
-        model: Model,
-        atlas: Atlas,
-        state: State,
-        question: Any,
-        plane: Plane,
-        here: np.ndarray,
-        there: np.ndarray | None,
-        near: Near,
-    ) -> tuple[Figure, list[Piece]]:
+    def map(self, model: Model, state: State, question: Any, around: Around) -> tuple[Figure, list[Piece]]:
         """The codes of many instances, and the nearest ones."""
-        task = model.task
+        task, atlas, near = model.task, around.atlas, around.near
         known = {name: value.numpy() for name, value in atlas.batch.info.items()} | atlas.judged
         labels = task.map_labels(known, state.query).get(task.label_kind)
         if labels is None or labels.dtype.kind not in "iu":
@@ -164,7 +170,7 @@ class View:
             for label in sorted(set(labels.tolist()))
         ]
         said = [f"{self.thing} {row}: {names[label]}" for row, label in enumerate(labels.tolist())]
-        drawn = figures.map_of_codes(plane.points, groups, said, plane.shares, here, there)
+        drawn = around.draw(groups, said)
         words = [[html.B(names[labels[row]]), f" {self.thing} {row}"] for row, _ in near]
         return drawn, nearest("Nearest codes", words, near, [state.visit(atlas.split, row) for row, _ in near])
 

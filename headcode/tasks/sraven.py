@@ -59,6 +59,7 @@ class SRaven(Task):
     name: ClassVar[str] = "sraven"
     task_id: ClassVar[int] = 2
     version: ClassVar[int] = 1
+    newer_fields: ClassVar[tuple[str, ...]] = ("blank",)
     objective: ClassVar[str] = "classification"
     main_metric: ClassVar[str] = "accuracy"
     view: ClassVar[str] = "puzzle"
@@ -74,7 +75,6 @@ class SRaven(Task):
         "aligned": Flag(float, "0..1", "SRAVEN: share of training puzzles whose columns share one permutation."),
         "blank": Flag(float, "NUMBER", "SRAVEN: how many features of a training puzzle are left out on average."),
     }
-    newer_fields: ClassVar[tuple[str, ...]] = ("blank",)
 
     num_features: int = 4
     """Features of a panel, 1 to 12."""
