@@ -13,6 +13,7 @@ from headcode.nn import capture_codes
 from headcode.tasks import Batch
 
 SIZE = 256
+"""Instances of an atlas."""
 AT_ONCE = 32
 
 

@@ -16,13 +16,13 @@ from headcode.explorer.parts import Piece, button, choices, link, note, strip
 from headcode.explorer.state import Limits, State
 from headcode.tasks import Batch, Task
 
+WAITING = "Hidden until you show the answers."
 MOST_CLASSES = 32
 """Answers with more classes than this are told by the best one alone."""
 Donor = tuple[Any, str]
 """The question whose codes are put in, and its name in words."""
 Near = list[tuple[int, float]]
 """(row of the atlas, cosine), the nearest first."""
-WAITING = "Hidden until you show the answers."
 
 
 @dataclasses.dataclass(frozen=True)
