@@ -122,7 +122,7 @@ def _complain(sentence: str) -> None:
 
 
 def options_of(words: Sequence[str], engine: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """The engine's options in `name=value` words; a name that is an argument of the function itself is refused."""
+    """The engine's options in `name=value` words. An argument of `function` itself is not an option of the engine."""
     from headcode.sweep.runner import run_sweep
 
     own = {*inspect.signature(function).parameters, *inspect.signature(run_sweep).parameters}

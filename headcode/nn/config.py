@@ -61,14 +61,14 @@ class ModelConfig(Config):
     position: str = "relative"
     """relative (T5 band), rotary, sinusoidal, learned, relative_learned (both of these) or none."""
     position_period: int | None = None
-    """Learned positions repeat after so many tokens, such as a row of a grid; None: each token has its own."""
+    """Tokens after which learned positions repeat, such as a row of a grid; None: each token has its own."""
     causal: bool = False
     qk_norm: bool = False
     share_layers: bool = False
     """One block applied num_layers times."""
     cross_layers: int = 0
-    """Number of last layers in which the positions that are read (`queries`) are a second sequence, which attends to
-    the others by cross-attention; the layers before see the others alone. 0 is one sequence."""
+    """Number of cross-attention layers at the end, in which the positions that are read (`queries`) attend to all the
+    others; the self-attention layers before them see only the others. 0: one sequence, self-attention throughout."""
     auxiliary_dims: tuple[int, ...] = ()
     """Outputs of further heads for a task's auxiliary targets (`auxiliary_weight` of a run): the first one reads every
     token before the last layer, the second before the last two, and so on."""
