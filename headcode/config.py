@@ -1,13 +1,15 @@
 """Frozen keyword-only dataclasses with strict JSON in and out: an unknown key, a wrong type or a NaN is an error."""
 
 import dataclasses
+import functools
 import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from headcode.files import parse_json, read_json
 
@@ -18,6 +20,9 @@ C = TypeVar("C", bound="Config")
 class Config:
     """Base of every configuration. Subclasses are frozen keyword-only dataclasses; `__post_init__` checks the types."""
 
+    former_names: ClassVar[Mapping[str, str]] = {}
+    """Former name -> name, of fields that were renamed; see `renamed`."""
+
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
@@ -26,6 +31,7 @@ class Config:
 
     def replace(self: C, **changes: Any) -> C:
         """A copy with some fields changed, checked again."""
+        changes = _warn_of_former_names(type(self), changes)
         unknown = sorted(set(changes) - {field.name for field in dataclasses.fields(self)})
         if unknown:
             raise ValueError(_unknown_keys(type(self), unknown))
@@ -40,6 +46,7 @@ class Config:
         """The inverse of `to_dict`; an unknown or missing key is an error."""
         if not isinstance(values, Mapping):
             raise ValueError(f"{cls.__name__} is made from a mapping of its fields, got {type(values).__name__}.")
+        values = cls.with_current_names(values)
         fields = {field.name: field for field in dataclasses.fields(cls)}
         unknown = sorted(str(key) for key in set(values) - set(fields))
         if unknown:
@@ -55,6 +62,19 @@ class Config:
             raise ValueError(f"{cls.__name__} needs {', '.join(missing)}: add what is missing.")
         return cls(**dict(values))
 
+    @classmethod
+    def with_current_names(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """A file's values, those of nested configurations included, under the names that the fields have today."""
+        kinds = typing.get_type_hints(cls)
+        if both := [name for former, name in cls.former_names.items() if former in values and name in values]:
+            raise ValueError(f"{cls.__name__} has {both[0]} twice, under its former name too: leave that out.")
+        found = {cls.former_names.get(name, name): value for name, value in values.items()}
+        for name, value in found.items():
+            kind = kinds.get(name)
+            if isinstance(kind, type) and issubclass(kind, Config) and isinstance(value, Mapping):
+                found[name] = kind.with_current_names(value)
+        return found
+
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
 
@@ -65,6 +85,39 @@ class Config:
     @classmethod
     def load(cls: type[C], path: str | Path) -> C:
         return cls.from_dict(read_json(path))
+
+
+def renamed(**names: str) -> Callable[[type[C]], type[C]]:
+    """Decorates a configuration whose fields had other names: renamed(former="name").
+
+    Files with the former names are read as ever. Code that uses one still works and is warned.
+    """
+
+    def decorate(cls: type[C]) -> type[C]:
+        cls.former_names = names
+        initialise = cls.__init__
+
+        @functools.wraps(initialise)
+        def __init__(self: C, **values: Any) -> None:
+            initialise(self, **_warn_of_former_names(cls, values))
+
+        cls.__init__ = __init__  # type: ignore
+        for former in names:
+            setattr(cls, former, property(functools.partial(_former_value, former)))
+        return cls
+
+    return decorate
+
+
+def _former_value(former: str, config: Config) -> Any:
+    return getattr(config, next(iter(_warn_of_former_names(type(config), {former: None}))))
+
+
+def _warn_of_former_names(cls: type[Config], values: Mapping[str, Any]) -> dict[str, Any]:
+    for former in cls.former_names.keys() & values.keys():
+        words = f"{cls.__name__}.{former} is called {cls.former_names[former]} now."
+        warnings.warn(words, DeprecationWarning, stacklevel=4)
+    return {cls.former_names.get(name, name): value for name, value in values.items()}
 
 
 def _unknown_keys(cls: type, unknown: list[str]) -> str:

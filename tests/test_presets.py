@@ -53,12 +53,13 @@ def test_positions_repeat_row_by_row_whatever_the_puzzle():
 
 def test_hints_bring_their_heads():
     fast = preset("sraven-fast")
-    assert fast.hint == 1.0 and fast.model.hint_dims == (20, 64)
-    assert override(fast, hint=0.0).model.hint_dims == ()
-    assert override(preset("sraven-small"), hint=0.5, num_layers=3).model.hint_dims == (14, 16)
-    assert RunConfig(task=fast.task, model=model_for(fast.task, hint=1.0, num_layers=4), hint=1.0).hint == 1.0
-    with pytest.raises(ValueError, match=r"hint_dims must be \(20, 64\), got \(\); make it with model_for"):
-        RunConfig(task=fast.task, model=model_for(fast.task), hint=1.0)
+    assert fast.auxiliary_weight == 1.0 and fast.model.auxiliary_dims == (20, 64)
+    assert override(fast, auxiliary_weight=0.0).model.auxiliary_dims == ()
+    assert override(preset("sraven-small"), auxiliary_weight=0.5, num_layers=3).model.auxiliary_dims == (14, 16)
+    model = model_for(fast.task, auxiliary_weight=1.0, num_layers=4)
+    assert RunConfig(task=fast.task, model=model, auxiliary_weight=1.0).auxiliary_weight == 1.0
+    with pytest.raises(ValueError, match=r"auxiliary_dims must be \(20, 64\), got \(\); make it with model_for"):
+        RunConfig(task=fast.task, model=model_for(fast.task), auxiliary_weight=1.0)
 
 
 def test_the_seed_is_everyones_unless_the_task_has_its_own():
@@ -75,7 +76,7 @@ def test_mistakes_are_sentences():
         override(preset("logic"), num_values=3)
     with pytest.raises(ValueError, match="batch_size must be divisible by accumulate, got 128 and 3"):
         override(preset("logic"), accumulate=3)
-    with pytest.raises(ValueError, match=r"must have a name out of logic, sraven, lm, got 'chess'"):
+    with pytest.raises(ValueError, match=r"must have a name out of sraven, logic, lm, got 'chess'"):
         RunConfig.from_dict({**preset("logic").to_dict(), "task": {"name": "chess"}})
     with pytest.raises(ValueError, match="The model does not fit the task: max_length must be 32, got 16"):
         RunConfig(task=FuzzyLogic(), model=model_for(FuzzyLogic(num_points=16)))

@@ -1,6 +1,6 @@
-"""Draws docs/images/imports.png, which room of the package imports which, from the sources: python docs/images/imports.py
+"""Draws which room of the package imports which, docs/images/imports.png: python docs/images/imports.py
 
-An arrow that follows from others is left out: where nn imports ops and train imports nn, train's import of ops is not drawn.
+An arrow that follows from others is left out: nn imports ops and train imports nn, so train's arrow to ops is not drawn.
 """
 
 import ast
@@ -69,7 +69,9 @@ def draw(graph, path):
             axes.annotate("", (to_x, to_y + 0.27), (x, y - 0.27), arrowprops=style)
     for room, (x, y) in place.items():
         label = "files, jit, memory, …" if room == "ground" else room
-        axes.text(x, y, label, ha="center", va="center", bbox={"boxstyle": "round,pad=0.35", "fc": "#eef2fb", "ec": "#3b5bdb"})
+        axes.text(
+            x, y, label, ha="center", va="center", bbox={"boxstyle": "round,pad=0.35", "fc": "#eef2fb", "ec": "#3b5bdb"}
+        )
     axes.set_xlim(-4.2, 4.2)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.axis("off")

@@ -1,7 +1,7 @@
 """Makes the SRAVEN curves of docs/results.md: python docs/images/sraven.py
 
-The runs of the preset, with hyla and with softmax, and the best one without hints are in the zoo; the others are in
-docs/results/sraven-fast.
+The runs of the preset, with hyla and with softmax, and the best one without auxiliary targets are in the zoo; the
+others are in docs/results/sraven-fast.
 """
 
 import json

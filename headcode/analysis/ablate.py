@@ -11,7 +11,7 @@ from torch import Tensor
 from headcode.analysis.decode import Examples
 from headcode.analysis.runs import OpenRun, batches, check_layers, check_split, predict
 from headcode.nn import edit_codes
-from headcode.presets import SECTIONS, RunConfig
+from headcode.run import SECTIONS, RunConfig
 from headcode.tasks import Batch
 from headcode.tasks.base import add_sums
 from headcode.train.evaluate import evaluation_splits

@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 
 from headcode.analysis.files import Arrays, open_arrays, stream_to
-from headcode.analysis.runs import OpenRun, batches, check_layers, check_split, judge, predict
+from headcode.analysis.runs import OpenRun, batches, check_layers, check_split, predict
 from headcode.nn import Transformer, capture_codes
 from headcode.tasks import Batch, Task
 from headcode.version import __version__
 
 Keys = str | Sequence[int]
-LABELS = ("instance", "composition", "term_ids", "terms", "rules", "token_rules", "permutations", "aligned", "puzzles")
 
 
 def choose_pairs(task: Task, queries: Sequence[int] | None, keys: Keys, *, crossing: bool = False) -> np.ndarray:
@@ -126,8 +125,8 @@ def read_batch(
         # A stream shorter than the sequence holds its last tokens.
         places = queries - (run.task.sequence_length - stream.shape[1])
         found[f"residual_layer_{layer}"] = stream[:, places].float().numpy()
-    labels = {name: batch.info[name].numpy() for name in LABELS if name in batch.info}
-    return {**labels, **judge(run.task, prediction, batch), **found}
+    labels = {name: batch.info[name].numpy() for name in ("instance", *run.task.labels)}
+    return {**labels, **run.task.judge(prediction, batch), **found}
 
 
 def codes_of(codes: Arrays, layer: int, query: int) -> np.ndarray:

@@ -1,8 +1,9 @@
 """What can be read from the codes: linear decoders, trained on training compositions and tested on held-out ones.
 
-Fuzzy logic asks which terms are present, from the response token. SRAVEN asks which rule governs each hidden token,
-with one decoder per token. A number means something only beside its controls: shuffled labels, codes of the untrained
-network, the position alone, and the same decoder on the residual stream.
+What is asked the task says (`Task.decodable`): of fuzzy logic which terms are present, from the response token; of
+SRAVEN which rule governs each hidden token, with one decoder per token. A number means something only beside its
+controls: shuffled labels, codes of the untrained network, the position alone, and the same decoder on the residual
+stream.
 """
 
 import csv
@@ -18,7 +19,7 @@ from headcode.analysis.codes import Keys, capture, codes_of, layers_of
 from headcode.analysis.files import Arrays
 from headcode.analysis.runs import UNTRAINED, check_split, open_run
 from headcode.files import is_there, read_json, replace_file, temporary_folder, to_json
-from headcode.tasks import FuzzyLogic, SRaven, Task
+from headcode.tasks import Task
 from headcode.version import __version__
 
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
@@ -63,22 +64,10 @@ class Score:
     instances: int
 
 
-def labels_of(task: Task, codes: Arrays) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Labels, classes and whether several classes are present at once."""
-    if isinstance(task, FuzzyLogic):
-        # Terms that training never saw cannot be decoded by anything trained on it.
-        classes = np.unique(task.compositions[task.split_compositions["train"]])
-        present = (np.asarray(codes["term_ids"])[:, :, None] == classes).any(1)  # (instance, class)
-        return present, classes, True
-    if isinstance(task, SRaven):
-        return np.asarray(codes["token_rules"])[:, np.asarray(codes["queries"])], np.array(task.rule_ids), False
-    raise ValueError(f"Decoders know the tasks logic and sraven, not {task.name!r}.")
-
-
 def examples(task: Task, codes: Arrays, layer: int, source: str = "codes") -> Examples:
     """Decoder inputs from a file: `codes`, `residual`, or `position` (a constant: only the token's place is known)."""
     queries = np.asarray(codes["queries"])
-    labels, classes, multi = labels_of(task, codes)
+    labels, classes, multi = task.decodable(codes)
     if source == "residual":
         features = np.asarray(codes[f"residual_layer_{layer}"])
     elif source == "position":

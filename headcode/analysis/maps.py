@@ -13,8 +13,8 @@ from headcode.analysis.codes import Keys, capture, codes_of
 from headcode.analysis.decode import Decoder, examples, score
 from headcode.analysis.files import Arrays, write_arrays
 from headcode.analysis.runs import check_layers, checkpoints_of, open_run
-from headcode.presets import RunConfig
-from headcode.tasks import FuzzyLogic, SRaven, Task
+from headcode.run import RunConfig
+from headcode.tasks import Task
 from headcode.version import __version__
 
 METHODS = ("tsne", "pca", "umap")
@@ -24,21 +24,6 @@ def task_of(codes: Arrays) -> Task:
     """The task that a file of codes was captured on, with its settings."""
     task = RunConfig.from_dict(codes.card["run_config"]).task
     return task.from_dict(codes.card["task_config"])
-
-
-def labels_for_colour(task: Task, codes: Arrays, query: int) -> dict[str, np.ndarray]:
-    """What the points of a map can be coloured by, for one query token."""
-    named: dict[str, np.ndarray] = {"correct": np.asarray(codes["correct"]).astype(np.int64)}
-    if isinstance(task, SRaven):
-        feature = query - (task.sequence_length - task.num_features)
-        named["rule"] = np.asarray(codes["token_rules"])[:, query]
-        if feature >= 0:
-            named["target"] = np.asarray(codes["targets"])[:, feature]
-    elif isinstance(task, FuzzyLogic):
-        named["target"] = np.asarray(codes["targets"])[:, 0]
-        named["term"] = np.asarray(codes["term_ids"])[:, 0]
-        named["composition"] = np.asarray(codes["composition"])
-    return named
 
 
 def make_map(
@@ -67,7 +52,8 @@ def make_map(
     spread = features.std(0)
     standardised = (features - features.mean(0)) / np.where(spread > 0, spread, 1)
     points, settings = _embed(standardised, method, seed, perplexity)
-    labels = {name: array[:size] for name, array in labels_for_colour(task_of(codes), codes, query).items()}
+    known = {"correct": np.asarray(codes["correct"]).astype(np.int64), **task_of(codes).map_labels(codes, query)}
+    labels = {name: array[:size] for name, array in known.items()}
     card = {
         **codes.card,
         "what": "map",

@@ -5,22 +5,17 @@ value networks are then configured as for the donor, and work on the recipient's
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from headcode.analysis.runs import OpenRun, check_layers, check_split, judge, open_run, predict
+from headcode.analysis.runs import OpenRun, check_layers, check_split, open_run, predict
 from headcode.nn import capture_codes, edit_codes
 from headcode.nn.edit import Edit
-from headcode.tasks import Batch, FuzzyLogic, SRaven
-from headcode.tasks.sraven import DISTRIBUTE
-
-# Fuzzy-logic recipients and donors whose right answers are closer than this cannot tell whom the answer follows.
-LEAST_DIFFERENCE = 0.1
+from headcode.tasks import Batch
 
 
 def patch(
@@ -58,17 +53,11 @@ def patch(
     if keys not in ("all", "self"):
         raise ValueError(f"keys must be all or self, got {keys!r}.")
     numbers = check_layers(layers, run.config.model.num_layers)
-    makers: dict[str, Callable[[], dict[str, Any]]] = {"other_terms": lambda: _logic_pairs(run, split, size)}
-    if isinstance(run.task, SRaven):
-        makers = {"rule_changed": lambda: _rewritten_pairs(run, split, size, seed)}
-        for kind in ("other_rule", "same_rule"):
-            makers[kind] = functools.partial(_sampled_pairs, run, split, size, kind, seed)
     places: list[list[int]] = [[layer] for layer in numbers]
     if len(numbers) > 1:
         places.append(numbers)
     rows = []
-    for kind, make in makers.items():
-        pairs = make()
+    for kind, pairs in run.task.patch_pairs(split, size, seed, functools.partial(_outputs, run)):
         if not len(pairs["token"]):
             continue
         for control in ("none", "shuffled", "patched"):
@@ -81,135 +70,6 @@ def patch(
     if not rows:
         raise ValueError(f"Among {size} instances no pair was found that the model solves; use more, or train longer.")
     return rows
-
-
-def _sampled_pairs(run: OpenRun, split: str, size: int, kind: str, seed: int) -> dict[str, Any]:
-    """Recipients, donors, the token to patch, and the answers that each outcome would give."""
-    task = run.task
-    assert isinstance(task, SRaven)
-    batch = task.instances(split, np.arange(size))
-    solved = judge(task, predict(run, batch), batch)["correct"]
-    rules = _hidden_rules(task, batch)
-    permutations = batch.info["permutations"].numpy().reshape(size, -1)
-    rng = np.random.default_rng(seed)
-    _, group = np.unique(permutations, axis=0, return_inverse=True)
-    found = []
-    for recipient in np.flatnonzero(solved):
-        token = int(rng.integers(task.num_features))
-        mine = rules[recipient, token]
-        fits = (group == group[recipient]) & solved & (rules[:, token] != DISTRIBUTE)
-        fits &= (rules[:, token] == mine) if kind == "same_rule" else (rules[:, token] != mine)
-        fits[recipient] = False
-        if mine == DISTRIBUTE or not fits.any():
-            continue
-        donor = int(rng.choice(np.flatnonzero(fits)))
-        own, copy = int(batch.y[recipient, token]), int(batch.y[donor, token])
-        theirs = _apply_rule(
-            _feature_cells(task, batch, int(recipient), token)[-1], int(rules[donor, token]), task.num_values
-        )
-        if copy not in (own, theirs) and (kind == "same_rule" or theirs != own):
-            found.append((recipient, donor, token, own, theirs, copy))
-    chosen = torch.tensor(found, dtype=torch.long).reshape(-1, 6)
-    return {
-        "recipient": batch.x[chosen[:, 0]],
-        "donor": batch.x[chosen[:, 1]],
-        **{name: chosen[:, 2 + i] for i, name in enumerate(("token", "own", "donors", "copy"))},
-    }
-
-
-def _rewritten_pairs(run: OpenRun, split: str, size: int, seed: int) -> dict[str, Any]:
-    """Recipients beside themselves with another rule for one feature: only the last cells of its first rows differ."""
-    task = run.task
-    assert isinstance(task, SRaven)
-    batch = task.instances(split, np.arange(size))
-    rules = _hidden_rules(task, batch)
-    solved = judge(task, predict(run, batch), batch)["correct"]
-    rng = np.random.default_rng(seed)
-    puzzles, found = [], []
-    for recipient in np.flatnonzero(solved):
-        token = int(rng.integers(task.num_features))
-        mine = int(rules[recipient, token])
-        others = [rule for rule in task.rule_ids if rule not in (mine, DISTRIBUTE)]
-        if mine == DISTRIBUTE or not others:
-            continue
-        rule = int(rng.choice(others))
-        cells = _feature_cells(task, batch, int(recipient), token)
-        own = int(batch.y[recipient, token])
-        theirs = _apply_rule(cells[-1], rule, task.num_values)
-        if theirs == own:
-            continue
-        puzzle = batch.info["puzzles"][recipient].numpy().copy()
-        for row in range(task.grid - 1):
-            puzzle[row, -1, token] = _apply_rule(cells[row], rule, task.num_values)
-        puzzles.append(puzzle)
-        found.append((recipient, token, own, theirs, theirs))
-    if not found:
-        return {"token": torch.zeros(0, dtype=torch.long)}
-    chosen = torch.tensor(found)
-    donors = task.encode(np.stack(puzzles))
-    with torch.no_grad():
-        given = run.model(donors.to(next(run.model.parameters()).dtype), queries=task.queries).argmax(-1)
-    # A donor that the model itself gets wrong has no code to give.
-    works = given[torch.arange(len(chosen)), chosen[:, 1]] == chosen[:, 3]
-    return {
-        "recipient": batch.x[chosen[:, 0]][works],
-        "donor": donors[works],
-        **{name: chosen[:, 1 + i][works] for i, name in enumerate(("token", "own", "donors", "copy"))},
-    }
-
-
-def _hidden_rules(task: SRaven, batch: Batch) -> np.ndarray:
-    """(N, position): the rules of the hidden tokens."""
-    return batch.info["token_rules"][:, task.queries].numpy()
-
-
-def _feature_cells(task: SRaven, batch: Batch, puzzle: int, token: int) -> list[list[int]]:
-    """The cells that show a hidden token's feature, row by row, without the last column."""
-    permutations = batch.info["permutations"][puzzle].numpy()  # (column, position)
-    feature = permutations[-1, token]
-    places = [int(np.flatnonzero(column == feature)[0]) for column in permutations[:-1]]
-    cells = batch.info["puzzles"][puzzle].numpy()  # (row, column, position)
-    return [[int(row[c, place]) for c, place in enumerate(places)] for row in cells]
-
-
-def _apply_rule(cells: list[int], rule: int, num_values: int) -> int:
-    """What a rule gives in the last column, from the earlier cells of a row.
-
-    >>> [_apply_rule([3, 5], rule, 8) for rule in range(7)]
-    [5, 6, 7, 4, 3, 0, 6]
-    """
-    match rule:
-        case 0 | 1 | 2 | 3 | 4:
-            value = cells[-1] + (0, 1, 2, -1, -2)[rule]
-        case 5:
-            value = sum(cells)
-        case 6:
-            value = cells[0] - sum(cells[1:])
-        case _:
-            raise ValueError(f"Rule {rule} is not determined by one row.")
-    return value % num_values
-
-
-def _logic_pairs(run: OpenRun, split: str, size: int) -> dict[str, Any]:
-    """Every recipient gets the same points with the terms of its neighbour in the stream."""
-    task = run.task
-    if not isinstance(task, FuzzyLogic):
-        raise ValueError(f"Patching knows the tasks logic and sraven, not {task.name!r}.")
-    batch = task.instances(split, np.arange(size))
-    terms = batch.info["terms"].roll(1, 0)
-    targets = FuzzyLogic.evaluate(terms, batch.x[..., :-1], task.t_norm)
-    x = torch.cat([batch.x[..., :-1], targets[..., None]], -1)
-    x[:, -1, -1] = 0
-    own, theirs = batch.y[:, 0], targets[:, -1]
-    apart = (own - theirs).abs() >= LEAST_DIFFERENCE
-
-    return {
-        "recipient": batch.x[apart],
-        "donor": x[apart],
-        "token": torch.zeros(int(apart.sum()), dtype=torch.long),
-        "own": own[apart],
-        "donors": theirs[apart],
-    }
 
 
 def _patched_answers(

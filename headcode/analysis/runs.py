@@ -10,16 +10,14 @@ import torch
 from torch import Tensor
 
 from headcode.nn import Transformer
-from headcode.presets import RunConfig
-from headcode.tasks import Batch, FuzzyLogic, Task
+from headcode.run import RunConfig
+from headcode.tasks import Batch, Task
 from headcode.train.checkpoint import choose_checkpoint, find_run, list_checkpoints, load_from
 from headcode.train.folder import read_run_config
 from headcode.train.randomness import seed_of
 from headcode.train.runtime import check_memory
 
 UNTRAINED = "untrained"
-SOLVED_R2 = 0.95
-"""A fuzzy-logic answer counts as right from this R² of its own sequence on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +53,7 @@ def open_run(path: str | Path, checkpoint: str = "last", *, inputs: str | None =
     path = find_run(path)
     config = read_run_config(path)
     if inputs is not None:
-        if not isinstance(config.task, FuzzyLogic):
+        if not hasattr(config.task, "inputs"):
             raise ValueError(f"inputs={inputs!r} is for fuzzy logic; {path} is a run on {config.task.name}.")
         config = config.replace(task=config.task.replace(inputs=inputs))
     if checkpoint == UNTRAINED:
@@ -119,27 +117,3 @@ def predict(run: OpenRun, batch: Batch, *, everywhere: bool = False) -> Tensor:
     x = batch.x.to(dtype) if batch.x.is_floating_point() else batch.x
     with torch.no_grad():
         return run.model(x)[:, run.task.queries] if everywhere else run.model(x, queries=run.task.queries)
-
-
-def judge(task: Task, prediction: Tensor, batch: Batch) -> dict[str, np.ndarray]:
-    """Per instance: `predictions`, `targets`, `correct`, and per feature or as R² how right it was."""
-    y = batch.y
-    if task.objective == "classification":
-        answers = prediction.argmax(-1)
-        right = answers == y
-        return {
-            "predictions": answers.numpy(),
-            "targets": y.numpy(),
-            "feature_correct": right.numpy(),
-            "correct": right.all(1).numpy(),
-        }
-    values = prediction.reshape(y.shape)
-    error = (values.double() - y.double()).square().squeeze(1)
-    variance = batch.info["targets"].double().var(dim=1, correction=0)
-    score = (1 - error / variance).numpy()
-    return {
-        "predictions": values.numpy(),
-        "targets": y.numpy(),
-        "r2": score.astype(np.float32),
-        "correct": score >= SOLVED_R2,
-    }

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from headcode.bench.measure import check_words, machine, markdown_table, timed, torch_threads
 from headcode.files import replace_file
 from headcode.nn import ModelConfig, Transformer, generate
-from headcode.presets import RunConfig, override, preset
+from headcode.presets import preset
+from headcode.run import RunConfig, override
 from headcode.tasks import Batch
 from headcode.train.distributed import Group
 from headcode.train.learner import Learner

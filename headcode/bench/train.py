@@ -23,7 +23,8 @@ from headcode.files import replace_file
 from headcode.nn import HyperAttention, Transformer
 from headcode.ops import cpu
 from headcode.ops.program import BoundProgram
-from headcode.presets import RunConfig, override, preset
+from headcode.presets import preset
+from headcode.run import RunConfig, override
 from headcode.train.cost import product_speed, step_flops
 from headcode.train.data import Prefetcher
 from headcode.train.distributed import Group

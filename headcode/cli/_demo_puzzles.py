@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from headcode import zoo
-from headcode.tasks import RULE_NAMES, SRaven, oracle, render
+from headcode.tasks import RULE_NAMES, oracle, render
 from headcode.train.folder import read_run_config
 
 SPLIT = "compositional"
@@ -33,8 +33,9 @@ def choose_model() -> str:
     """The name of the model that `RULE` says."""
     found = {}
     for name in zoo.names():
-        task, card = read_run_config(zoo.folder(name)).task, zoo.card(name)
-        if isinstance(task, SRaven):
+        task: Any = read_run_config(zoo.folder(name)).task
+        card = zoo.card(name)
+        if task.view == "puzzle":
             found[name] = (task.num_features, task.permute, card["scores"]["iid"][card["metric"]])
     if not found:
         raise ValueError("The zoo has no SRAVEN model, which the demo needs to solve puzzles.")
@@ -46,8 +47,7 @@ def solve_puzzles(name: str, count: int, figures: Path) -> Solved:
     from headcode.analysis.runs import open_run
 
     run = open_run(f"zoo/{name}")
-    task = run.task
-    assert isinstance(task, SRaven)
+    task: Any = run.task
     batch = task.sample(SPLIT, 0, count)
     with torch.no_grad():
         logits = torch.cat([run.model(part, queries=task.queries) for part in batch.x.split(CHUNK)])

@@ -4,15 +4,14 @@ import dataclasses
 import math
 import sys
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import torch
 import tyro
 
 from headcode.cli.train import TrainOptions
 from headcode.nn import Transformer
-from headcode.presets import RunConfig, with_task
-from headcode.tasks import LanguageModelling
+from headcode.run import RunConfig, with_task
 from headcode.tasks.language.corpus import PYTHON, Source, StreamedDataset, TextFiles, find_dataset
 from headcode.tasks.language.prepare import prepare
 from headcode.tasks.language.tokenizer import read_tokenizer
@@ -60,7 +59,7 @@ class LanguageOptions(TrainOptions):
             raise ValueError(f"--max-tokens must be 1 or more, got {self.max_tokens}.")
         if config.batch_size * config.steps > 2**62:
             raise ValueError(f"steps {config.steps} are more than can be counted.")
-        task = cast(LanguageModelling, config.task)
+        task: Any = config.task
         tokenizer = None if self.tokenizer_file is None else read_tokenizer(self.tokenizer_file)
         if task.tokenizer == "file" and tokenizer is None:
             raise ValueError("--tokenizer file needs --tokenizer-file, a tokenizer.json that exists.")

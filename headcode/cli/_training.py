@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 
 import tyro
 
-from headcode.presets import RunConfig
+from headcode.run import RunConfig
 from headcode.train import Reporter, RunResult, Runtime, Trainer, TrainingFailed, TrainingInterrupted
 from headcode.train.distributed import is_main_process, started_by_torchrun
 from headcode.train.progress import TensorBoardReporter, WandbReporter, terminal_reporter

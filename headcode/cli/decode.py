@@ -190,9 +190,7 @@ class Command:
     def _inputs(self) -> str | None:
         from headcode.train.folder import read_run_config
 
-        if self.inputs is not None or read_run_config(self.run_folder).task.name != "logic":
-            return self.inputs
-        return "fixed_context"
+        return self.inputs or read_run_config(self.run_folder).task.decoding_inputs
 
     def _report(
         self, title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str], paths: Sequence[Path]

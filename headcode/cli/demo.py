@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from headcode.cli._generated_network import draw_opened, in_words, open_layer
-from headcode.presets import override, preset
+from headcode.presets import preset
+from headcode.run import override
 from headcode.sweep import grid
 from headcode.sweep.plan import Configs, plan
 

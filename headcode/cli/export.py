@@ -12,12 +12,12 @@ from typing import Annotated, Literal
 
 import tyro
 
-from headcode.cli._task_options import Count, TaskOptions
+from headcode.cli._task_options import Count, TaskOptions, with_task_flags
 from headcode.tasks.export import FORMATS, card_path, export
 
 
-@dataclasses.dataclass(frozen=True)
-class Command(TaskOptions):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Export(TaskOptions):
     split: str = "compositional"
     """train, iid, compositional, or novel (fuzzy logic)."""
     count: Count = 1000
@@ -64,3 +64,6 @@ class Command(TaskOptions):
             if self.out.suffix.lower() == FORMATS[format]:
                 return format
         raise ValueError(f"{self.out.name!r} ends in none of .parquet, .jsonl, .npz: say --format {'|'.join(FORMATS)}.")
+
+
+Command = with_task_flags(Export)

@@ -59,7 +59,7 @@ class Command:
         from headcode.sweep.runner import run_sweep
 
         configs, options = self._configs(), options_of(self.option, self.engine, run_sweep)
-        _refuse_without_text(configs)
+        _refuse_incomplete(configs)
         out = Path("sweeps") / Path(self.what).stem if self.out is None else self.out
         if self.dry_run:
             _show_plan(configs, out)
@@ -81,7 +81,7 @@ class Command:
             print(f"{out / 'results.csv'}  (look at it with: headcode results {out})")
 
     def _configs(self) -> list[tuple[str, Any]]:
-        from headcode.presets import DEFAULT_PRESETS, PRESETS, preset
+        from headcode.presets import DEFAULT_PRESETS, preset_of
         from headcode.sweep.file import read_sweep
 
         if self.what not in DEFAULT_PRESETS:
@@ -92,13 +92,7 @@ class Command:
             if self.values or self.preset:
                 raise ValueError("A sweep file says everything itself: leave out --set and --preset.")
             return read_sweep(self.what)
-        base = preset(self.preset or DEFAULT_PRESETS[self.what])
-        if base.task.name != self.what:
-            fitting = [name for name in PRESETS if preset(name).task.name == self.what]
-            raise ValueError(
-                f"The preset {self.preset!r} is for {base.task.name}; those for {self.what} are: {', '.join(fitting)}."
-            )
-        return configs_of(base, self.values)
+        return configs_of(preset_of(self.what, self.preset or DEFAULT_PRESETS[self.what]), self.values)
 
 
 @contextlib.contextmanager
@@ -142,21 +136,19 @@ def options_of(words: Sequence[str], engine: str, function: Callable[..., Any]) 
     return options
 
 
-def _refuse_without_text(configs: list[tuple[str, Any]]) -> None:
-    """A language run without a text would fail as soon as it starts: better now, before any other is trained."""
-    from headcode.tasks import LanguageModelling
-
+def _refuse_incomplete(configs: list[tuple[str, Any]]) -> None:
+    """A run without its text would fail as soon as it starts: better now, before any other is trained."""
     for name, config in configs:
-        if isinstance(config.task, LanguageModelling) and not config.task.shards:
+        if missing := config.task.missing():
             raise ValueError(
-                f"The run {name!r} has no text, and sweep has no flag for one; write a sweep file that gives it with "
+                f"The run {name!r} {missing}, and sweep has no flag for one; write a sweep file that gives it with "
                 "task.with_text(prepare(…)), as docs/sweeps.md shows."
             )
 
 
 def configs_of(base: Any, words: tuple[str, ...]) -> list[tuple[str, Any]]:
     """Every combination of the values in `field=a,b` words; fields with one value are set and not named."""
-    from headcode.presets import override
+    from headcode.run import override
     from headcode.sweep.grid import grid
 
     if not words:

@@ -9,6 +9,7 @@ import functools
 import inspect
 import itertools
 import json
+import sys
 import textwrap
 import typing
 from collections.abc import Sequence
@@ -19,17 +20,8 @@ import tyro
 
 from headcode.cli._training import Switch, Trackers, carry_out, print_json
 from headcode.files import parse_json
-from headcode.presets import (
-    DEFAULT_PRESETS,
-    PRESETS,
-    RunConfig,
-    field_type,
-    fields_of,
-    get_field,
-    override,
-    owner_of,
-    preset,
-)
+from headcode.presets import DEFAULT_PRESETS, PRESETS, preset, preset_of, presets_of
+from headcode.run import RunConfig, field_type, fields_of, get_field, override, owner_of
 from headcode.train import Runtime, Trainer
 from headcode.train.cost import step_flops
 from headcode.train.distributed import is_main_process
@@ -113,21 +105,20 @@ def parse(arguments: Sequence[str]) -> TrainOptions:
     task = arguments[0]
     if task not in DEFAULT_PRESETS:
         raise ValueError(f"There is no task {task!r}; the tasks are: {', '.join(DEFAULT_PRESETS)}.")
+    arguments = _current_flags(arguments)
     name = _given_preset(arguments) or DEFAULT_PRESETS[task]
-    config = preset(name)
-    if config.task.name != task:
-        fitting = [other for other in PRESETS if preset(other).task.name == task]
-        raise ValueError(f"The preset {name!r} is for {config.task.name}; those for {task} are: {', '.join(fitting)}.")
-    command = parse_with_tyro(_command_class(task, name), f"train {task}", __doc__ or "", list(arguments[1:]))
+    options = _command_class(preset_of(task, name), name)
+    command = parse_with_tyro(options, f"train {task}", __doc__ or "", list(arguments[1:]))
     assert isinstance(command, TrainOptions)
     return command
 
 
-def _command_class(task: str, name: str) -> type:
-    config = preset(name)
+def _command_class(config: RunConfig, name: str) -> type:
+    task = config.task.name
+    presets = f"The configuration to start from: {', '.join(presets_of(task))}."
     flags: list[Any] = [
         ("task", tyro.conf.Suppress[str], task),
-        ("preset", Annotated[str, tyro.conf.arg(help=f"The configuration to start from: {_presets_of(task)}.")], name),
+        ("preset", Annotated[str, tyro.conf.arg(help=presets)], name),
     ]
     for flag in fields_of(config):
         default = get_field(config, flag)
@@ -140,7 +131,7 @@ def _command_class(task: str, name: str) -> type:
     # The dataclass is made anew for each preset, so that --help shows the values that it has.
     fields = [(flag, kind, dataclasses.field(default=default)) for flag, kind, default in flags]
     base: type = TrainOptions
-    if task == "lm":
+    if config.task.reads_text:
         from headcode.cli._language import LanguageOptions as base
     return dataclasses.make_dataclass("Command", fields, bases=(base,), frozen=True, kw_only=True)
 
@@ -183,6 +174,19 @@ def _field_docstrings(cls: Any) -> dict[str, str]:
     return found
 
 
+def _current_flags(arguments: Sequence[str]) -> list[str]:
+    """The arguments with flags of renamed fields under their names of today."""
+    found = list(arguments)
+    for former, name in RunConfig.former_names.items():
+        before, now = (f"--{word.replace('_', '-')}" for word in (former, name))
+        for index, argument in enumerate(found):
+            flag, equals, value = argument.partition("=")
+            if flag == before:
+                print(f"headcode: {before} is called {now} now.", file=sys.stderr)
+                found[index] = now + equals + value
+    return found
+
+
 def _given_preset(arguments: Sequence[str]) -> str | None:
     given = None  # as with every flag, the last one counts
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
@@ -191,10 +195,6 @@ def _given_preset(arguments: Sequence[str]) -> str | None:
         elif argument.startswith("--preset="):
             given = argument.removeprefix("--preset=")
     return given
-
-
-def _presets_of(task: str) -> str:
-    return ", ".join(name for name in PRESETS if preset(name).task.name == task)
 
 
 def _overview() -> str:

@@ -5,7 +5,8 @@ from typing import Any
 
 from headcode.experiments import base
 from headcode.experiments.base import Row, Scale, Study
-from headcode.presets import RunConfig, override, preset
+from headcode.presets import preset
+from headcode.run import RunConfig, override
 
 PAPER_RATES = (1e-3, 3e-3)
 PAPER_DECAYS = (0.1, 0.03)

@@ -4,7 +4,8 @@ The paper's own setting (4 features, AdamW, 10 million instances and more) is ou
 every method gets the same other setting, in which small models learn within minutes: puzzles of 2 features (permuted in
 every column like the paper's), Muon, relative and learned positions together, a learning rate that is held and then
 falls, no attention dropout, and a curriculum in which 80 % of the training puzzles are aligned at first and none after
-half of the run. Evaluation puzzles are never aligned. No hints are given: they would say what the codes are to find.
+half of the run. Evaluation puzzles are never aligned. No auxiliary targets: they would say what the codes are to
+find.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,8 @@ import numpy as np
 
 from headcode.experiments import base
 from headcode.experiments.base import Row, Scale, Study, write_json
-from headcode.presets import RunConfig, override, preset
+from headcode.presets import preset
+from headcode.run import RunConfig, override
 from headcode.sweep import grid
 from headcode.tasks import SRaven, oracle
 from headcode.tasks.baselines import copy_left, score_sraven
@@ -42,7 +44,9 @@ def sraven_base(scale: Scale) -> RunConfig:
     """smoke: seconds, and no result; laptop: 2 features in minutes; paper: the ×1 model on 10 million instances."""
     if scale == "paper":
         return preset("sraven")
-    plain = override(preset("sraven-fast"), hint=0.0, position_period=None, v_dim=preset("sraven").model.v_dim)
+    plain = override(
+        preset("sraven-fast"), auxiliary_weight=0.0, position_period=None, v_dim=preset("sraven").model.v_dim
+    )
     config = shortened(plain, scale)
     return override(config, aligned=((0.0, 0.8), (0.5 * config.steps * config.batch_size, 0.0)))
 
@@ -62,7 +66,14 @@ def shortened(config: RunConfig, scale: Scale) -> RunConfig:
     )
     if scale == "laptop":
         return config
-    small = {"dim": 32, "num_heads": 4, "qk_dim": 16, "v_dim": 16, "mlp_dim": 32, "num_layers": 3 if config.hint else 2}
+    small = {
+        "dim": 32,
+        "num_heads": 4,
+        "qk_dim": 16,
+        "v_dim": 16,
+        "mlp_dim": 32,
+        "num_layers": 3 if config.auxiliary_weight else 2,
+    }
     return override(config, **small, log_every=4, eval_every=8, eval_size=128)
 
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 
 from headcode.experiments.mean import Mean, judge, merit
 from headcode.files import replace_file
-from headcode.presets import RunConfig
+from headcode.run import RunConfig
 
 Scale = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")

@@ -18,8 +18,8 @@ from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Stud
 from headcode.experiments.mean import Mean, per_seed
 from headcode.nn import Transformer
 from headcode.ops import METHODS
-from headcode.presets import RunConfig, override
 from headcode.report.style import PAGE_WIDTH, canvas, save
+from headcode.run import RunConfig, override
 from headcode.sweep import grid
 from headcode.train.cost import step_flops
 from headcode.train.folder import read_metrics, read_run_config

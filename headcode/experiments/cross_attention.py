@@ -11,8 +11,8 @@ from headcode.experiments._sraven import seeds_of as sraven_seeds
 from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare
 from headcode.experiments.mean import Mean, per_seed
 from headcode.nn import Transformer
-from headcode.presets import RunConfig
 from headcode.report.style import METHOD_COLOURS, PAGE_WIDTH, canvas, save
+from headcode.run import RunConfig
 from headcode.sweep import grid
 from headcode.train.folder import read_run_config
 

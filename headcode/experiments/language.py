@@ -7,8 +7,9 @@ from headcode.experiments._drawing import colour_of, line
 from headcode.experiments._logic import MAIN_METHODS, seeds_of
 from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare
 from headcode.experiments.mean import Mean, merit, per_seed
-from headcode.presets import RunConfig, override, preset, with_task
+from headcode.presets import preset
 from headcode.report.style import PAGE_WIDTH, canvas, save
+from headcode.run import RunConfig, override, with_task
 from headcode.sweep import grid
 from headcode.tasks import LanguageModelling
 from headcode.tasks.language.corpus import Source, StandardLibrary, StreamedDataset

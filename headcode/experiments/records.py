@@ -15,7 +15,7 @@ from typing import Any
 
 from headcode.experiments.base import Row
 from headcode.files import parse_json, read_bytes, read_json, replace_file, to_json
-from headcode.presets import RunConfig, fields_of, get_field
+from headcode.run import RunConfig, fields_of, get_field
 from headcode.sweep import config_hash
 from headcode.sweep.status import is_finished, result_row
 from headcode.train.checkpoint import RUN_CONFIG_FILE

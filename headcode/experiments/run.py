@@ -13,7 +13,7 @@ from typing import Any
 from headcode.experiments.base import Experiment, Row, Scale, Study, Table, Verdict, finite
 from headcode.experiments.records import add_records, recorded_rows
 from headcode.files import replace_file, to_json
-from headcode.presets import RunConfig, override
+from headcode.run import RunConfig, override
 from headcode.sweep import Display, SweepFailed, run_sweep
 from headcode.train import Runtime, Trainer
 from headcode.train.cost import step_flops

@@ -7,14 +7,15 @@ from typing import Any
 from headcode.experiments._sraven import note_ceilings, seeds_of, shortened, widened
 from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare
 from headcode.experiments.mean import per_seed
-from headcode.presets import RunConfig, override, preset
+from headcode.presets import preset
 from headcode.report.style import PAGE_WIDTH, PALETTE, canvas, save
+from headcode.run import RunConfig, override
 
 SPLITS = {"iid": PALETTE[5], "compositional": PALETTE[0]}
 RECIPE = "the recipe"
 CHANGES: dict[str, dict[str, Any]] = {
     RECIPE: {},
-    "no hints": {"hint": 0.0},
+    "no hints": {"auxiliary_weight": 0.0},
     "AdamW, not Muon": {"optimizer": "adamw"},
     "every token its own position": {"position_period": None},
     "relative positions alone": {"position": "relative", "position_period": None},
@@ -41,7 +42,7 @@ def variants(scale: Scale) -> dict[str, RunConfig]:
     steps, batch_size, layers = base.steps, base.batch_size, base.model.num_layers
     puzzles = steps * batch_size
     found["aligned puzzles first"] = override(base, aligned=((0.0, 0.8), (0.5 * puzzles, 0.0)))
-    found["aligned puzzles first, no hints"] = override(found["aligned puzzles first"], hint=0.0)
+    found["aligned puzzles first, no hints"] = override(found["aligned puzzles first"], auxiliary_weight=0.0)
     found["half the batch, twice the steps"] = override(base, batch_size=batch_size // 2, steps=2 * steps)
     found["twice the batch, half the steps"] = override(base, batch_size=2 * batch_size, steps=steps // 2)
     found["3/4 as deep, 1.125 times as wide"] = override(widened(base, 1.125), num_layers=layers * 3 // 4)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from headcode.analysis.runs import judge
-from headcode.explorer.catalogue import COMPUTING, Model
-from headcode.explorer.inside import Recent
+from headcode.explorer.inside import Recent, on_model
+from headcode.explorer.model import COMPUTING, Model
 from headcode.nn import capture_codes
 from headcode.tasks import Batch
 
 SIZE = 256
+"""Instances of an atlas."""
 AT_ONCE = 32
 
 
@@ -67,17 +67,19 @@ class Atlas:
     def __init__(self, model: Model, size: int = SIZE) -> None:
         self.split = model.limits.split
         task = model.task
+        size = min(size, task.split_size(self.split) or size)
         self.batch: Batch = task.instances(self.split, np.arange(size))
         kept: list[list[np.ndarray]] = [[] for _ in range(model.limits.layers)]
         predictions = []
         for first in range(0, size, AT_ONCE):
-            x = self.batch.x[first : first + AT_ONCE].to(next(model.run.model.parameters()).dtype)
+            x = on_model(model, self.batch.x[first : first + AT_ONCE])
             with COMPUTING, torch.no_grad(), capture_codes(model.run.model) as codes:
                 predictions.append(model.run.model(x)[:, task.queries])
             for layer, found in codes.items():
                 kept[layer].append(found.half().numpy())
         self._codes = [np.concatenate(parts) for parts in kept]  # (N, H, query, key)
-        self.correct: np.ndarray = judge(task, torch.cat(predictions), self.batch)["correct"]
+        self.judged = task.judge(torch.cat(predictions), self.batch)
+        self.correct: np.ndarray = self.judged["correct"]
         self._planes = Recent(64)
 
     def __len__(self) -> int:

@@ -2,18 +2,18 @@
 
 from typing import Any
 
-import numpy as np
 from dash import Dash, Input, Output, State, ctx, no_update
 from dash.exceptions import PreventUpdate
 
-from headcode.explorer import donors, figures, functions, puzzles, stage
+from headcode.explorer import donors, stage
 from headcode.explorer.atlas import Atlases
-from headcode.explorer.catalogue import Catalogue, Model
+from headcode.explorer.catalogue import Catalogue
 from headcode.explorer.layout import SLOTS
 from headcode.explorer.parts import Piece, choices, heading, note
-from headcode.explorer.slots import lens_slot, task_slot, visit
+from headcode.explorer.slots import lens_slot, task_slot
 from headcode.explorer.state import MAX_INSTANCE, MAX_TEXT, parse
 from headcode.explorer.state import State as Shown
+from headcode.explorer.view import token_strip
 
 CLICKABLE = ("codes", "sheet", "surface")
 
@@ -30,12 +30,9 @@ class Explorer:
     def kind(self, state: Shown) -> str:
         return self.catalogue.limits[state.model].kind
 
-    def question(self, state: Shown) -> puzzles.Puzzle | functions.Function:
+    def question(self, state: Shown) -> Any:
         model = self.catalogue.models[state.model]
-        task: Any = model.task
-        if model.limits.kind == "sraven":
-            return puzzles.puzzle_of(task, state)
-        return functions.function_of(task, state)
+        return model.view.question(model.task, state)
 
     def left(self, search: Any) -> list[Any]:
         """Page class, menus, notices, stage title, source, stage, patch."""
@@ -49,19 +46,12 @@ class Explorer:
             lens = self.catalogue.lenses[state.model]
             _, reading, state = lens_slot(lens, state)
             title = heading("1", "The sentence", "Pick the query and the key among its tokens.")
-            return [classes, top, said, title, [], stage.sentence_stage(reading.tokens, reading.kinds, state), []]
+            sentence = token_strip(reading.tokens, reading.kinds, state, "sentence", look="word")
+            return [classes, top, said, title, [], sentence, []]
         model = self.catalogue.models[state.model]
         question = self.question(state)
-        if isinstance(question, puzzles.Puzzle):
-            title = heading(
-                "1", "The puzzle", "Each feature follows a rule along every row. What is in the last panel?"
-            )
-            body = stage.puzzle_stage(question, state)
-        else:
-            title = heading(
-                "1", "The function", "Values of a fuzzy-logic function at random points; the last is hidden."
-            )
-            body = stage.function_stage(question, state)
+        title = heading("1", model.view.title, model.view.explained)
+        body = model.view.stage(question, state)
         patch = donors.patch_card(model, state, question)
         return [classes, top, said, title, stage.source(model, state), body, patch]
 
@@ -96,33 +86,13 @@ class Explorer:
         ]
 
     def surface(self, search: Any, slot: int) -> list[Any]:
-        """Fuzzy logic: the function over two variables as the model predicts it."""
+        """The picture of the model's answer wherever the question could stand, of views that have one."""
         state, _ = self.read(search)
         name = state.other if slot else state.model
-        if not name or self.kind(state) != "logic":
+        model = self.catalogue.models.get(name)
+        if model is None or (found := model.view.surface(model, state)) is None:
             raise PreventUpdate
-        question = self.question(state)
-        assert isinstance(question, functions.Function)
-        if not state.shown:
-            return [figures.empty(figures.HEIGHTS["surface"]), "", None]
-        model: Model = self.catalogue.models[name]
-        places, values = question.predicted_surface(model)
-        fine, true = question.true_surface()
-        step = (functions.FINE - 1) // (functions.SIDE - 1)
-        first, second = question.axes
-        names = (f"x{first + 1}", f"x{second + 1}")
-        context = question.inputs[:-1][:, [first, second]]
-        hidden = (float(question.inputs[-1][first]), float(question.inputs[-1][second]))
-        pictures = [("truth", fine, true), (model.method, places, values)]
-        drawn = figures.surfaces(pictures, names, context, question.values[:-1], hidden)
-        rest = [
-            f"x{v + 1} = {question.inputs[-1][v]:.2f}"
-            for v in range(question.task.num_variables)
-            if v not in question.axes
-        ]
-        where = f"where {', '.join(rest)}; " if rest else ""
-        words = f"{where}mean distance of the two {np.abs(values - true[::step, ::step]).mean():.3f}."
-        return [drawn, words, None]
+        return [*found, None]
 
     def click(self, search: Any, trigger: str, given: Any) -> str:
         """The address after a click on a plot, or after a number or a sentence was entered."""
@@ -131,7 +101,7 @@ class Explorer:
         limits = self.catalogue.limits[state.model]
         name = trigger.rpartition("-")[0] or trigger
         if trigger == "jump" and kind != "lens" and _whole(given) is not None and 0 <= given <= MAX_INSTANCE:
-            return visit(state, state.split, int(given)).change(shown=False, donor="").search()
+            return state.visit(state.split, int(given)).change(shown=False, donor="").search()
         if trigger == "text" and kind == "lens" and isinstance(given, str) and given.strip():
             return state.link(text=" ".join(given.split())[:MAX_TEXT], query=1, key=1)
         point = _first_point(given)
@@ -141,15 +111,11 @@ class Explorer:
             and 0 <= key < max(limits.length, 512 * (kind == "lens"))
         ):
             return state.link(key=key)
-        if name == "surface" and kind == "logic":
-            question = self.question(state)
-            assert isinstance(question, functions.Function)
-            where = [_share(point.get("x")), _share(point.get("y"))]
-            moved = question.inputs[-1].tolist()
-            for axis, value in zip(question.axes, where, strict=True):
-                moved[axis] = value
-            if None not in where:
-                return state.link(point=tuple(moved))
+        if name == "surface" and state.model in self.catalogue.models:
+            model = self.catalogue.models[state.model]
+            moved = model.view.moved(model, state, _share(point.get("x")), _share(point.get("y")))
+            if moved is not None:
+                return moved.search()
         row = _whole(point.get("customdata"))
         if name == "codes" and row is not None and row >= 0:
             if kind == "lens":
@@ -157,7 +123,7 @@ class Explorer:
                 if row < length**2:
                     return state.link(query=row // length, key=row % length)
             elif row < MAX_INSTANCE:
-                return visit(state, limits.split, row).search()
+                return state.visit(limits.split, row).search()
         raise PreventUpdate
 
 

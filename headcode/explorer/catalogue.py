@@ -2,66 +2,22 @@
 
 import dataclasses
 import functools
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from headcode import zoo
-from headcode.analysis.runs import OpenRun, open_run
+from headcode.analysis.runs import open_run
+from headcode.explorer.function_view import FunctionView
+from headcode.explorer.model import Model
+from headcode.explorer.puzzle_view import PuzzleView
 from headcode.explorer.sentences import Lens
 from headcode.explorer.state import Limits
-from headcode.tasks import FuzzyLogic, SRaven, Task
-from headcode.tasks.sraven import DISTRIBUTE
+from headcode.explorer.view import View
+from headcode.tasks import TASKS
 from headcode.train.folder import read_run_config
 
-COMPUTING = threading.RLock()
-"""One forward pass at a time: captured and edited codes hang on the modules, and two cores gain nothing from more."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """An opened run or zoo model under the name that addresses use."""
-
-    name: str
-    run: OpenRun
-
-    @property
-    def task(self) -> Task:
-        return self.run.task
-
-    @property
-    def method(self) -> str:
-        return self.run.config.model.method
-
-    @functools.cached_property
-    def limits(self) -> Limits:
-        task, layers = self.task, self.run.config.model.num_layers
-        if isinstance(task, SRaven):
-            hidden = task.sequence_length - task.num_features
-            return Limits(
-                kind="sraven",
-                length=task.sequence_length,
-                layers=layers,
-                splits=task.splits,
-                rule_ids=task.rule_ids,
-                num_features=task.num_features,
-                num_values=task.num_values,
-                num_visible=hidden,
-                query=hidden,
-                # The same place in the panel before: a pair whose codes tell rules apart better than most.
-                key=hidden - task.num_features,
-                donor_rules=tuple(rule for rule in task.rule_ids if rule != DISTRIBUTE),
-            )
-        assert isinstance(task, FuzzyLogic)
-        return Limits(
-            kind="logic",
-            length=task.num_points,
-            layers=layers,
-            splits=task.splits,
-            num_terms=task.num_terms,
-            num_variables=task.num_variables,
-            query=task.num_points - 1,
-        )
+VIEWS: dict[str, View] = {view.kind: view for view in (PuzzleView(), FunctionView(), View())}
+"""What a task's `view` names."""
 
 
 class Catalogue:
@@ -104,24 +60,26 @@ class Catalogue:
 
 def _open(path: str | Path) -> Model:
     run = open_run(path)
-    if not isinstance(run.task, SRaven | FuzzyLogic):
-        raise ValueError(f"The explorer shows runs on logic and sraven; {path} is a run on {run.task.name}.")
+    if run.task.reads_text:
+        raise ValueError(f"The explorer shows no runs on texts; {path} is a run on {run.task.name}.")
     if run.config.model.cross_layers:
         raise ValueError(
             f"{path} has cross_layers: its answers do not see themselves, and the explorer cannot show it."
         )
-    if isinstance(run.task, FuzzyLogic) and run.task.num_variables < 2:
-        raise ValueError(f"The explorer draws functions of two variables or more; {path} has one.")
+    view = VIEWS[run.task.view]
+    if reason := view.refuses(run.task):
+        raise ValueError(f"{reason}; {path} is one.")
     given = str(path)
-    return Model(given if given.startswith("zoo/") else run.path.name, run)
+    return Model(given if given.startswith("zoo/") else run.path.name, run, view)
 
 
 def zoo_models() -> list[str]:
-    """All models of the zoo that the explorer can show, SRAVEN first, the best of each task's methods first."""
+    """All models of the zoo that the explorer can show, in the order of the tasks, the best methods first."""
     order = {"hyla": 0, "softmax": 1, "linear": 2}
     cards = [(zoo.card(name), name) for name in zoo.names()]
-    cards = [(card, name) for card, name in cards if card["task"] in ("sraven", "logic") and not _crosses(name)]
-    cards.sort(key=lambda each: (each[0]["task"] != "sraven", order.get(each[0]["method"], 9), each[1]))
+    cards = [(card, name) for card, name in cards if not _crosses(name)]
+    tasks = list(TASKS)
+    cards.sort(key=lambda each: (tasks.index(each[0]["task"]), order.get(each[0]["method"], 9), each[1]))
     return [f"zoo/{name}" for _, name in cards]
 
 

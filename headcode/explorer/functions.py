@@ -5,11 +5,11 @@ import functools
 
 import numpy as np
 
-from headcode.analysis.patch import LEAST_DIFFERENCE
-from headcode.explorer.catalogue import Model
 from headcode.explorer.inside import outputs
+from headcode.explorer.model import Model
 from headcode.explorer.state import State
 from headcode.tasks import FuzzyLogic
+from headcode.tasks.fuzzy_logic import LEAST_DIFFERENCE
 from headcode.tasks.render import formula
 
 SIDE = 11

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headcode.explorer.catalogue import COMPUTING, Model
+from headcode.explorer.model import COMPUTING, Model
 from headcode.nn import capture_codes, edit_codes, value_network
 from headcode.nn.capture import find_attentions
 
@@ -99,5 +99,9 @@ def network(model: Model, layer: int, code: np.ndarray) -> list[np.ndarray]:
 
 
 def _batch(model: Model, x: np.ndarray) -> Tensor:
-    batch = torch.from_numpy(x if x.ndim == 3 else x[None])
-    return batch.to(next(model.run.model.parameters()).dtype)
+    return on_model(model, torch.from_numpy(x if x.ndim == 3 else x[None]))
+
+
+def on_model(model: Model, x: Tensor) -> Tensor:
+    """Inputs in the model's precision; token numbers as they are."""
+    return x.to(next(model.run.model.parameters()).dtype) if x.is_floating_point() else x

@@ -7,10 +7,9 @@ import numpy as np
 
 from headcode.explorer.state import State
 from headcode.tasks import RULE_NAMES, SRaven, oracle
-from headcode.tasks.sraven import DISTRIBUTE
+from headcode.tasks.sraven_rules import DISTRIBUTE, STEPS, apply_rule
 
 MAX_EXPLANATIONS = 2000
-STEPS = (0, 1, 2, -1, -2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,19 +93,6 @@ def draw(task: SRaven, rules: tuple[int, ...], seed: int, shuffle: bool) -> Puzz
     permutations = np.stack(order)
     cells = np.stack([features[:, column, permutations[column]] for column in range(grid)], axis=1)
     return Puzzle(task, np.ascontiguousarray(cells), rules, permutations)
-
-
-def apply_rule(cells: list[int], rule: int, num_values: int) -> int:
-    """What a rule gives in the last column, from the earlier cells of a row.
-
-    >>> [apply_rule([3, 5], rule, 8) for rule in range(7)]
-    [5, 6, 7, 4, 3, 0, 6]
-    """
-    if rule < len(STEPS):
-        return (cells[-1] + STEPS[rule]) % num_values
-    if rule == DISTRIBUTE:
-        raise ValueError("What distribute gives is not determined by one row.")
-    return (sum(cells) if rule == 5 else cells[0] - sum(cells[1:])) % num_values
 
 
 @dataclasses.dataclass(frozen=True)

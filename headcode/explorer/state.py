@@ -22,7 +22,7 @@ class Limits:
     """What an address may ask of one model: its task's sizes."""
 
     kind: str
-    """sraven, logic or lens"""
+    """The view: puzzle, function, plain; or lens."""
     length: int = 1
     """Tokens of a sequence."""
     layers: int = 1
@@ -99,6 +99,10 @@ class State:
         """The address of this state with changes."""
         return self.change(**changes).search()
 
+    def visit(self, split: str, row: int) -> "State":
+        """Another instance, and nothing of what was drawn or changed by hand."""
+        return self.change(split=split, n=row, rules=(), terms=(), edits=(), point=(), guess=())
+
     def search(self) -> str:
         """`?model=…`: what differs from the plain state of the model; layer, query and key are always said."""
         words: dict[str, str] = {"model": self.model}
@@ -148,7 +152,7 @@ def parse(search: Any, limits: dict[str, Limits], peers: dict[str, list[str]], t
         layer=reader.number("layer", known.layers - 1, known.layers - 1),
         shown=reader.flag("shown", False),
         around=reader.choice("around", KEYS, "key"),
-        click=reader.choice("click", CLICKS[:2] if known.kind != "sraven" else CLICKS, "key"),
+        click=reader.choice("click", CLICKS if known.kind == "puzzle" else CLICKS[:2], "key"),
     )
     if known.kind == "lens":
         state = state.change(text=reader.text("text", text))
@@ -167,7 +171,7 @@ def parse(search: Any, limits: dict[str, Limits], peers: dict[str, list[str]], t
         swap=reader.choice("swap", KEYS, "all"),
         deep=reader.flag("deep", False),
     )
-    if known.kind == "sraven":
+    if known.kind == "puzzle":
         state = state.change(
             rules=reader.numbers("rules", known.num_features, known.rule_ids),
             shuffle=reader.flag("shuffle", True),
@@ -175,7 +179,7 @@ def parse(search: Any, limits: dict[str, Limits], peers: dict[str, list[str]], t
             guess=reader.guess("guess", known.num_features, known.num_values),
             donor=reader.donor(rules=known.donor_rules),
         )
-    else:
+    elif known.kind == "function":
         everything = tuple(range(2**known.num_variables))
         state = state.change(
             terms=reader.numbers("terms", known.num_terms, everything, distinct=True),
@@ -183,6 +187,8 @@ def parse(search: Any, limits: dict[str, Limits], peers: dict[str, list[str]], t
             axes=reader.numbers("axes", 2, tuple(range(known.num_variables)), distinct=True),
             donor=reader.donor(terms=(known.num_terms, everything)),
         )
+    else:
+        state = state.change(donor=reader.donor())
     return state, reader.finish()
 
 
@@ -291,7 +297,9 @@ class _Reader:
             return f"rule-{_whole(rest)}"
         if kind == "terms" and terms is not None and (found := _several(rest, *terms, True)) is not None:
             return f"terms-{'.'.join(map(str, found))}"
-        self._wrong("donor", word, f"it is n-INSTANCE or {'terms-A.B' if terms else 'rule-NUMBER'}")
+        self._wrong(
+            "donor", word, f"it is n-INSTANCE{' or terms-A.B' if terms else ' or rule-NUMBER' if rules else ''}"
+        )
         return ""
 
     def text(self, name: str, default: str) -> str:

@@ -88,8 +88,8 @@ def _entries(model: Transformer) -> dict[str, _Entry]:
         )
     if config.cross_layers:
         raise ValueError("The authors' code has no cross-attention between context and answers: use cross_layers=0.")
-    if config.hint_dims:
-        raise ValueError("The authors' code has no heads for hints: use hint_dims=().")
+    if config.auxiliary_dims:
+        raise ValueError("The authors' code has no heads for auxiliary targets: use auxiliary_dims=().")
     entries = {}
     if config.vocab_size is None:
         entries["embedding.weight"] = _Entry("embedding/kernel", (config.input_dim or 0, config.dim), True)

@@ -47,13 +47,14 @@ def check_cross(cross_layers: int, num_layers: int, causal: bool) -> None:
         )
 
 
-def check_hints(hint_dims: tuple[int, ...], num_layers: int, cross_layers: int) -> None:
-    if any(size < 1 for size in hint_dims):
-        raise ValueError(f"hint_dims must be 1 or more each, got {hint_dims}.")
-    if hint_dims and (num_layers <= len(hint_dims) or cross_layers):
+def check_auxiliary(auxiliary_dims: tuple[int, ...], num_layers: int, cross_layers: int) -> None:
+    depth = len(auxiliary_dims)
+    if any(size < 1 for size in auxiliary_dims):
+        raise ValueError(f"auxiliary_dims must be 1 or more each, got {auxiliary_dims}.")
+    if depth and (num_layers <= depth or cross_layers):
         raise ValueError(
-            f"Hints that reach {len(hint_dims)} layers back need num_layers of {len(hint_dims) + 1} or more and "
-            f"cross_layers=0, got {num_layers} and {cross_layers}: change these, or train with hint=0."
+            f"Auxiliary targets that reach {depth} layers back need num_layers of {depth + 1} or more and "
+            f"cross_layers=0, got {num_layers} and {cross_layers}: change these, or train with auxiliary_weight=0."
         )
 
 

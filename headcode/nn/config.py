@@ -2,12 +2,12 @@
 
 import dataclasses
 
-from headcode.config import Config
+from headcode.config import Config, renamed
 from headcode.nn.checks import (
     BACKEND_NAMES,
+    check_auxiliary,
     check_cross,
     check_dropout,
-    check_hints,
     check_rotary,
     check_sizes,
     resolve_method,
@@ -23,6 +23,7 @@ MOST_PARAMETERS = 10**12
 """A bound that no real model reaches: a configuration beyond it is a slip, or comes from a damaged or hostile file."""
 
 
+@renamed(hint_dims="auxiliary_dims")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(Config):
     """The sizes and choices of a Transformer. Widths are totals over the heads, as in the paper.
@@ -68,9 +69,9 @@ class ModelConfig(Config):
     cross_layers: int = 0
     """Number of cross-attention layers at the end, in which the positions that are read (`queries`) attend to all the
     others; the self-attention layers before them see only the others. 0: one sequence, self-attention throughout."""
-    hint_dims: tuple[int, ...] = ()
-    """Outputs of further heads, trained by the hints of a task (`hint` of a run): the first one reads every token
-    before the last layer, the second before the last two, and so on."""
+    auxiliary_dims: tuple[int, ...] = ()
+    """Outputs of further heads for a task's auxiliary targets (`auxiliary_weight` of a run): the first one reads every
+    token before the last layer, the second before the last two, and so on."""
     attention_dropout: float = 0.0
     """Share of (query, key) pairs dropped in training. The paper's runs use 0.1."""
     recurrent: bool = False
@@ -103,7 +104,7 @@ class ModelConfig(Config):
             )
         check_rotary(self.position, self.qk_dim, self.num_heads)
         check_cross(self.cross_layers, self.num_layers, self.causal)
-        check_hints(self.hint_dims, self.num_layers, self.cross_layers)
+        check_auxiliary(self.auxiliary_dims, self.num_layers, self.cross_layers)
         check_dropout("attention_dropout", self.attention_dropout)
         check_choice("backend", self.backend, BACKEND_NAMES)
         if self.recurrent and (
@@ -140,7 +141,7 @@ class ModelConfig(Config):
         inputs = self.dim * (self.vocab_size or (self.input_dim or 0) + 1)
         if self.learns_positions:
             inputs += self.dim * min(self.position_period or self.max_length, self.max_length)
-        outputs = 2 * self.dim + sum((self.dim + 1) * size for size in (self.output_dim or 0, *self.hint_dims))
+        outputs = 2 * self.dim + sum((self.dim + 1) * size for size in (self.output_dim or 0, *self.auxiliary_dims))
         return inputs + blocks + outputs
 
     @property

@@ -1,6 +1,7 @@
 """The paper's transformer: pre-norm blocks, HyperAttention inside, outputs only where they are read."""
 
 import math
+import warnings
 from contextlib import nullcontext
 from typing import Any
 
@@ -106,7 +107,8 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(distinct))
         self.final_norm = nn.LayerNorm(config.dim, eps=NORM_EPSILON)
         self.output_proj = None if config.output_dim is None else nn.Linear(config.dim, config.output_dim)
-        self.hint_projs = nn.ModuleList(nn.Linear(config.dim, size) for size in config.hint_dims)
+        # The heads of the auxiliary targets, under the name that checkpoints have always had.
+        self.hint_projs = nn.ModuleList(nn.Linear(config.dim, size) for size in config.auxiliary_dims)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -139,7 +141,8 @@ class Transformer(nn.Module):
         key_padding_mask: Tensor | None = None,
         cache: DecodingCache | None = None,
         dropout_seed: int | None = None,
-        hints: bool = False,
+        auxiliary: bool = False,
+        hints: bool | None = None,
     ) -> Tensor | tuple[Tensor, list[Tensor]]:
         """Outputs (B, T, output_dim), or of the positions in `queries` alone.
 
@@ -151,10 +154,14 @@ class Transformer(nn.Module):
                 new ones if the cache is recurrent).
             cache: from `new_cache`; `x` then continues the tokens seen so far.
             dropout_seed: decides attention dropout in training; each layer derives its own.
-            hints: give (outputs, hints), where hints has the outputs (B, T, size) of each head in `hint_dims`.
+            auxiliary: give (outputs, list), where the list has the outputs (B, T, size) of each head in
+                `auxiliary_dims`. `hints` is its former name.
         """
-        if hints and not self.config.hint_dims:
-            raise ValueError("This model has no heads for hints: make it with hint_dims.")
+        if hints is not None:
+            warnings.warn("hints is called auxiliary now.", DeprecationWarning, stacklevel=2)
+            auxiliary = hints
+        if auxiliary and not self.config.auxiliary_dims:
+            raise ValueError("This model has no heads for auxiliary targets: make it with auxiliary_dims.")
         self._check_input(x)
         check_queries(queries, x.shape[1])
         if cache is not None and (not isinstance(cache, DecodingCache) or len(cache.layers) != self.config.num_layers):
@@ -169,7 +176,7 @@ class Transformer(nn.Module):
             outputs = self.output_proj(hidden)
         else:
             outputs = hidden @ self._token_table(hidden.device).T / math.sqrt(self.config.dim)
-        if not hints:
+        if not auxiliary:
             return outputs
         return outputs, [
             proj(F.layer_norm(tokens, (self.config.dim,)))
@@ -184,7 +191,7 @@ class Transformer(nn.Module):
         cache: DecodingCache | None,
         dropout_seed: int | None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """What is read after the last layer, and every token before each of the layers that hints look at."""
+        """What is read after the last layer, and every token before each of the layers that auxiliary heads read."""
         hidden = self._embed(x, 0 if cache is None else cache.length)
         layers = self.layers()
         earlier = []

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from headcode.analysis.decode import read_result
-from headcode.analysis.files import open_arrays
+from headcode.analysis.files import Arrays, open_arrays
 from headcode.files import is_count, is_number, is_word
 from headcode.report.style import (
     COLUMN_WIDTH,
@@ -20,7 +20,7 @@ from headcode.report.style import (
     legend_below,
     save,
 )
-from headcode.tasks.sraven import RULE_NAMES
+from headcode.tasks import TASKS, Task
 
 # The columns that a result needs to be drawn; its file may come from elsewhere.
 _SCORE = {name: is_number for name in ("macro_f1", "macro_f1_low", "macro_f1_high")}
@@ -117,7 +117,11 @@ def code_map(maps: Mapping[str, str | Path], stem: str | Path, colour: str = "ru
         if shape[1:] != (2,) or arrays[colour].shape != shape[:1] or not _all_numbers(arrays["points"], arrays[colour]):
             raise ValueError(f"The map of {name} must have points (N, 2) and a {colour} for each, all numbers.")
     # One legend for all panels, though a class may be missing in some.
-    names = _class_names(colour, np.concatenate([np.asarray(arrays[colour]) for arrays in found.values()]))
+    names = _class_names(
+        _task_of(next(iter(found.values()))),
+        colour,
+        np.concatenate([np.asarray(arrays[colour]) for arrays in found.values()]),
+    )
     with canvas(width, 2.7 if len(found) == 1 else 2.6, 1, len(found), squeeze=False) as (figure, axes):
         for panel, (name, arrays) in zip(axes[0], found.items(), strict=True):
             points, labels = np.asarray(arrays["points"]), np.asarray(arrays[colour])
@@ -152,7 +156,7 @@ def rule_likeness(files: Mapping[str, str | Path], stem: str | Path, kind: str =
     with canvas(width, 2.9 if len(found) == 1 else 2.8, 1, len(found), squeeze=False) as (figure, axes):
         for panel, (name, arrays) in zip(axes[0], found.items(), strict=True):
             values, classes = np.asarray(arrays[kind]), np.asarray(arrays["classes"])
-            names = [RULE_NAMES[c] for c in classes] if arrays.card["task"] == "sraven" else [str(c) for c in classes]
+            names = [_task_of(arrays).label_name(int(label)) for label in classes]
             drawn = panel.imshow(values, cmap="PuOr_r", vmin=-1, vmax=1)
             panel.set_facecolor("#DDDDDD")
             panel.set(title=name, xticks=range(len(names)), yticks=range(len(names)), xlabel="held out")
@@ -178,7 +182,7 @@ def along_training(files: Mapping[str, str | Path], stem: str | Path) -> list[Pa
         first = next(iter(found.values()))
         means, classes = np.asarray(first["means"]), np.asarray(first["classes"])
         for index, value in enumerate(classes):
-            label = RULE_NAMES[value] if first.card["task"] == "sraven" else str(value)
+            label = _task_of(first).label_name(int(value))
             style = {"color": PALETTE[index % 8]}
             right.plot(*means[:, index].T, lw=0.8, alpha=0.6, **style)
             right.plot(*means[-1, index], marker=MARKERS[index % 8], ls="", ms=6, label=label, **style)
@@ -297,7 +301,12 @@ def lens_layers(path: str | Path, stem: str | Path) -> list[Path]:
         return save(figure, stem)
 
 
-def _class_names(colour: str, labels: np.ndarray) -> dict[int, str] | None:
+def _task_of(arrays: Arrays) -> type[Task]:
+    """The task of a file's card, for the names of its classes; files may come from elsewhere."""
+    return TASKS.get(str(arrays.card.get("task")), Task)
+
+
+def _class_names(task: type[Task], colour: str, labels: np.ndarray) -> dict[int, str] | None:
     """The names of classes that fit into a legend, or None for numbers on a scale."""
     if colour == "correct":
         return {0: "failed", 1: "solved"}
@@ -306,7 +315,7 @@ def _class_names(colour: str, labels: np.ndarray) -> dict[int, str] | None:
     values = [int(v) for v in np.unique(labels)]
     if len(values) > 16:
         return None
-    return {v: RULE_NAMES[v] if colour == "rule" and 0 <= v < len(RULE_NAMES) else str(v) for v in values}
+    return {v: task.label_name(v) if colour == task.label_kind else str(v) for v in values}
 
 
 def _all_numbers(*arrays: np.ndarray) -> bool:

@@ -13,16 +13,14 @@ from typing import Any
 from headcode.analysis.decode import read_result
 from headcode.analysis.files import open_arrays
 from headcode.files import is_number, read_text
-from headcode.presets import RunConfig, fields_of, get_field
 from headcode.report import figures
 from headcode.report.curves import METRIC_TITLES, scores_by_split, training_curves
 from headcode.report.page import Block, Figure, Heading, Page, Preformatted, Table, Text
-from headcode.tasks import SRaven, oracle
+from headcode.run import RunConfig, fields_of, get_field
 from headcode.train.checkpoint import find_run
 from headcode.train.folder import read_environments, read_metrics, read_run_config
 
 ANALYSIS = "analysis"
-MAIN_METRIC = {"logic": "r2", "sraven": "accuracy", "lm": "bits_per_byte"}
 CEILING_PUZZLES = 4096
 MAPS = ("tsne", "umap", "pca")
 """Kinds of maps; of several, the first of these is shown."""
@@ -48,7 +46,10 @@ def report_runs(runs: Sequence[str | Path], out: Path, pictures: Path) -> Path:
     page = Page(title, lead + ".")
     page.section("Scores", *_scores(found, by_name, pictures))
     page.section("Along training", *_curves(found, by_name, pictures))
-    for section, blocks in (("Codes", _codes(places, pictures)), ("Interventions", _interventions(places, pictures))):
+    for section, blocks in (
+        ("Codes", _codes(places, pictures, configs[0].task.label_kind)),
+        ("Interventions", _interventions(places, pictures)),
+    ):
         page.section(section, *(blocks or [_how_to_get(section, runs[0])]))
     page.section("Settings", *_settings(found, by_name))
     return page.write(out)
@@ -73,11 +74,11 @@ def _scores(found: Mapping[str, Path], configs: Mapping[str, RunConfig], picture
             if record["step"] == last:
                 rest = {k: v for k, v in record.items() if k not in ("kind", "step", "split")}
                 rows.append({"run": name, "split": record["split"], "step": last, **rest})
-                main.setdefault(name, {})[record["split"]] = rest.get(MAIN_METRIC[configs[name].task.name])
+                main.setdefault(name, {})[record["split"]] = rest.get(configs[name].task.main_metric)
     if not rows:
         return [Text("These runs have not been evaluated yet.")]
     first = next(iter(configs.values()))
-    metric = MAIN_METRIC[first.task.name]
+    metric = first.task.main_metric
     ceilings = best_possible(first)
     blocks: list[Block] = []
     if metric in ("r2", "accuracy"):
@@ -95,23 +96,14 @@ def _scores(found: Mapping[str, Path], configs: Mapping[str, RunConfig], picture
 
 def best_possible(config: RunConfig) -> dict[str, float]:
     """The exact solver's accuracy by split; nothing where there is no exact solver for the task."""
-    task = config.task
-    if not isinstance(task, SRaven):
-        return {}
-    found = {}
-    for split in task.splits:
-        if split != "train":
-            puzzles = task.sample(split, 0, CEILING_PUZZLES).info["puzzles"].numpy()
-            try:
-                found[split] = float(oracle.solve_split(task, split, puzzles).ceiling)
-            except ValueError:  # a setting that the solver does not cover
-                return {}
-    return found
+    splits = [split for split in config.task.splits if split != "train"]
+    found = {split: config.task.ceiling(split, CEILING_PUZZLES) for split in splits}
+    return {split: value for split, value in found.items() if value is not None}
 
 
 def _curves(found: Mapping[str, Path], configs: Mapping[str, RunConfig], pictures: Path) -> list[Block]:
     config = next(iter(configs.values()))
-    metric = MAIN_METRIC[config.task.name]
+    metric = config.task.main_metric
     if not any(record["kind"] == "eval" for folder in found.values() for record in _metrics(folder)):
         return [Text("No evaluations along training.")]
     drawn = training_curves(found, pictures / "curves", metric, best_possible(config))
@@ -142,7 +134,7 @@ def _last_map(folders: Sequence[Path]) -> Path | None:
     return None
 
 
-def _codes(places: Mapping[str, Sequence[Path]], pictures: Path) -> list[Block]:
+def _codes(places: Mapping[str, Sequence[Path]], pictures: Path, label_kind: str) -> list[Block]:
     blocks: list[Block] = []
     decoded = _results(places, "decode.json")
     if decoded:
@@ -160,9 +152,7 @@ def _codes(places: Mapping[str, Sequence[Path]], pictures: Path) -> list[Block]:
         ]
     maps = {name: path for name, folders in places.items() if (path := _last_map(folders)) is not None}
     shared = [set(open_arrays(path)) for path in maps.values()]
-    colour = next(
-        (c for c in ("rule", "term", "target", "correct") if maps and all(c in each for each in shared)), None
-    )
+    colour = next((c for c in (label_kind, "target", "correct") if maps and all(c in each for each in shared)), None)
     if colour is not None:
         drawn = figures.code_map(maps, pictures / "map", colour)
         words = f"Codes of the last layer in two dimensions, a dot per instance, coloured by {colour}."

@@ -5,7 +5,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from headcode.presets import RunConfig
+from headcode.run import RunConfig
 from headcode.sweep.plan import Configs, pairs_of
 
 

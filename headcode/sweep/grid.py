@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from headcode.presets import RunConfig, fields_of, override
+from headcode.run import RunConfig, fields_of, override
 
 NamedConfig = tuple[str, RunConfig]
 

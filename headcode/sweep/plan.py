@@ -8,7 +8,7 @@ from typing import Any
 
 from headcode.config import Config
 from headcode.files import canonical
-from headcode.presets import RunConfig
+from headcode.run import RunConfig
 
 RUNS = "runs"
 HASH_LENGTH = 12
@@ -48,12 +48,14 @@ def config_hash(config: RunConfig) -> str:
 def _set_fields(config: Config) -> dict[str, Any]:
     """The fields of a configuration that differ from their default; nested configurations likewise."""
     found: dict[str, Any] = {}
+    # A renamed field counts under its first name: the runs that are there keep their hashes.
+    first_names = {name: former for former, name in config.former_names.items()}
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
+        value, name = getattr(config, field.name), first_names.get(field.name, field.name)
         if isinstance(value, Config):
-            found[field.name] = _set_fields(value)
+            found[name] = _set_fields(value)
         elif field.default is dataclasses.MISSING or value != field.default:
-            found[field.name] = value
+            found[name] = value
     return found
 
 

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from headcode.presets import RunConfig, fields_of, get_field
+from headcode.run import RunConfig, fields_of, get_field
 from headcode.train.checkpoint import CHECKPOINTS, STATE_FILE
 from headcode.train.folder import METRICS_FILE, TIMING_FILE, read_metrics, read_timings
 from headcode.train.progress import primary_metric

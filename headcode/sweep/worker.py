@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from headcode.files import open_own
-from headcode.presets import RunConfig
+from headcode.run import RunConfig
 from headcode.sweep.process import Outcome
 from headcode.train import Runtime, Trainer, TrainingFailed, TrainingInterrupted
 from headcode.train.folder import RunInUse

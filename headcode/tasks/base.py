@@ -4,14 +4,15 @@
     task.instances("train", [5, 3, 8])         any instances, in any order: the same bytes as in any batch
     task.score(prediction, batch)              sums that add up over batches; task.metrics(sums) divides at the end
 
-The random numbers come from `streams`; the compositions of the splits come from the seed by `divide` below.
+The random numbers come from `streams`; the compositions of the splits come from the seed by `compositions.divide`.
 """
 
 import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,11 +24,6 @@ from headcode.config import Config
 from headcode.memory import aligned
 from headcode.tasks.streams import MAX_INSTANCE, MAX_SEED, Stream
 
-# A random division that must cover every part is redrawn at most this often before we say that it cannot be made.
-MAX_REDRAWS = 2000
-# … and less often where there are many compositions, so that nobody waits for minutes: so many in all draws together.
-MAX_DRAWN = 10_000_000
-MAX_COMPOSITIONS = 1_000_000
 NOT_ASKED = -100  # the class that cross-entropy leaves out
 
 
@@ -49,18 +45,40 @@ class Batch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Questions:
-    """Questions of one kind about every token, which training can answer beside the task itself: hints."""
+class AuxiliaryTarget:
+    """One kind of auxiliary target: what training may predict about every token beside the task itself."""
 
     name: str
     depth: int
-    """They are put to the tokens before the last so many layers: 1, and others without a gap."""
+    """Predicted from the tokens before the last `depth` layers: 1, and others without a gap."""
     count: int
-    """So many questions about a token …"""
+    """Targets of this kind per token."""
     size: int
-    """… with so many possible answers each."""
+    """Classes of each."""
     weight: float
-    """Of the mean over all answers in the loss."""
+    """Of the mean over all of them in the loss."""
+
+
+class Labels(NamedTuple):
+    """What decoders look for in the codes of some instances."""
+
+    values: np.ndarray
+    """(instance, query): a class each; or (instance, class): which classes are present."""
+    classes: np.ndarray
+    several: bool
+    """Whether an instance has several classes at once."""
+
+
+class Flag(NamedTuple):
+    """A field of a task as a flag of the commands that make instances, `headcode puzzle` and `headcode export`."""
+
+    type: Any
+    metavar: str
+    help: str
+
+
+Outputs = Callable[[Tensor], Tensor]
+"""A trained model: inputs (B, T, …) -> outputs (B, queries, output_dim)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,8 +93,28 @@ class Task(Config):
     """Version of the generator: raised whenever the bytes of any instance change."""
     objective: ClassVar[str]
     """`regression` (squared error on y) or `classification` (cross-entropy on y)."""
+    main_metric: ClassVar[str]
+    """The one of `metrics` that reports and cards show first."""
+    run_settings: ClassVar[Mapping[str, Any]] = {}
+    """What a run on a task without presets sets, by the names of flags: {"steps": 500, "num_layers": 1}."""
+    flags: ClassVar[Mapping[str, Flag]] = {}
+    """Fields as flags of the commands that make instances. A task without flags has its seed alone."""
+    view: ClassVar[str] = "plain"
+    """How the explorer shows an instance: a name in `headcode.explorer.catalogue.VIEWS`."""
+    labels: ClassVar[tuple[str, ...]] = ()
+    """What files of codes keep of `info`, beside the number of the instance; decoders need `composition` among it."""
+    label_kind: ClassVar[str] = "class"
+    """The word for what `decodable` finds: rule, term."""
+    decoding_inputs: ClassVar[str | None] = None
+    """Of a task with a field `inputs`: its value while codes are decoded, unless the user says otherwise."""
+    derived_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that nobody sets by hand."""
     newer_fields: ClassVar[tuple[str, ...]] = ()
     """Fields younger than the first published instances: a fingerprint names them only where they are set."""
+    causal: ClassVar[bool] = False
+    """Whether a model must not see later tokens."""
+    reads_text: ClassVar[bool] = False
+    """Whether instances come from a text that the user gives."""
     scores_in_place: ClassVar[bool] = False
     """`score` takes the outputs as the model gives them and sums the loss itself: for outputs too large to copy."""
 
@@ -86,6 +124,13 @@ class Task(Config):
         super().__post_init__()
         if not 0 <= self.seed <= MAX_SEED:
             raise ValueError(f"seed must lie in 0..2**64-1, got {self.seed}.")
+
+    def __getattr__(self, name: str) -> Any:
+        now = {"hints": "auxiliary_targets", "questions": "auxiliary", "hint_dims": "auxiliary_dims"}.get(name)
+        if now is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        warnings.warn(f"Task.{name} is called {now} now.", DeprecationWarning, stacklevel=2)
+        return getattr(self, now)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Caches stay behind: a worker process gets the configuration and makes its own.
@@ -132,18 +177,18 @@ class Task(Config):
         return {"input_dim": self.input_dim, "output_dim": self.output_dim, "max_length": self.sequence_length}
 
     @property
-    def questions(self) -> tuple[Questions, ...]:
-        """What hints tell about the tokens of training instances; nothing for most tasks."""
+    def auxiliary(self) -> tuple[AuxiliaryTarget, ...]:
+        """What a run can predict about the tokens of training instances beside the answer; nothing for most tasks."""
         return ()
 
     @property
-    def hint_dims(self) -> tuple[int, ...]:
-        """How many outputs the heads of a model need for `questions`, from the last layer back."""
-        depths = range(1, max((asked.depth for asked in self.questions), default=0) + 1)
-        return tuple(sum(q.count * q.size for q in self.questions if q.depth == depth) for depth in depths)
+    def auxiliary_dims(self) -> tuple[int, ...]:
+        """How many outputs the heads of a model need for `auxiliary`, from the last layer back."""
+        depths = range(1, max((kind.depth for kind in self.auxiliary), default=0) + 1)
+        return tuple(sum(kind.count * kind.size for kind in self.auxiliary if kind.depth == depth) for depth in depths)
 
-    def hints(self, batch: Batch) -> list[Tensor]:
-        """The answers to `questions`, each (B, T, count), -100 where there is none."""
+    def auxiliary_targets(self, batch: Batch) -> list[Tensor]:
+        """The targets of each kind in `auxiliary`, (B, T, count), -100 where there is none."""
         raise NotImplementedError
 
     @property
@@ -211,6 +256,65 @@ class Task(Config):
         """The task's metrics from accumulated sums."""
         raise NotImplementedError
 
+    def judge(self, prediction: Tensor, batch: Batch) -> dict[str, np.ndarray]:
+        """Per instance: `predictions`, `targets`, `correct`, and more that tells how right an answer was."""
+        if self.objective != "classification":
+            raise ValueError(f"The task {self.name} does not say when an answer is right: it needs a method judge.")
+        answers = prediction.argmax(-1)
+        right = answers == batch.y
+        return {
+            "predictions": answers.numpy(),
+            "targets": batch.y.numpy(),
+            "feature_correct": right.numpy(),
+            "correct": right.all(1).numpy(),
+        }
+
+    def ceiling(self, split: str, size: int) -> float | None:
+        """The best main metric that any solver can have on the first `size` instances; None if nobody knows."""
+        return None
+
+    def missing(self) -> str:
+        """What a run needs before it can start, as the end of a sentence: "has no text"; empty if nothing."""
+        return ""
+
+    def decodable(self, codes: Mapping[str, Any]) -> Labels:
+        """What decoders are to find in codes; `codes` has the arrays of `labels` and of `judge`, and `queries`."""
+        raise ValueError(f"The task {self.name} names nothing that could be decoded from codes.")
+
+    @classmethod
+    def label_name(cls, label: int) -> str:
+        """A class of `decodable` in words."""
+        return str(label)
+
+    def map_labels(self, codes: Mapping[str, Any], query: int) -> dict[str, np.ndarray]:
+        """What the dots of a map of one query's codes can be coloured by, beside `correct`."""
+        return {}
+
+    def patch_pairs(
+        self, split: str, size: int, seed: int, outputs: Outputs
+    ) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Pairs of instances for patching, by kind of donor; see `headcode.analysis.patch`.
+
+        `recipient` and `donor` are inputs (N, T, …), `token` (N,) the answering token whose code is exchanged, and
+        `own`, `donors` and, for classes, `copy` (N,) the answers if nothing changes, if the answer follows the code,
+        and if the donor's answer is copied.
+        """
+        raise ValueError(f"The task {self.name} names no pairs of instances that could exchange their codes.")
+
+    def as_text(self, batch: Batch, answer: bool = False, colour: bool = False) -> str:
+        """The first instance of a batch for the terminal."""
+        tokens = np.atleast_2d(batch.x[0].numpy().T).T
+        lines = [" ".join(f"{value:g}" for value in token) for token in tokens.tolist()]
+        return "\n".join([*lines, *([f"answer: {batch.y[0].tolist()}"] if answer else [])])
+
+    def remarks(self, batch: Batch, split: str, answer: bool = False) -> list[str]:
+        """Lines about the first instance of a batch: its answer, its composition, what a solver says."""
+        return []
+
+    def draw(self, batch: Batch, title: str, answer: bool = False, variables: tuple[int, int] | None = None) -> Any:
+        """The first instance of a batch as a matplotlib Figure; `variables` (from 1) choose the axes of a function."""
+        raise ValueError(f"There is no picture for the task {self.name}; leave out --out.")
+
     def _make(self, split: str, numbers: np.ndarray) -> Batch:
         raise NotImplementedError
 
@@ -250,48 +354,6 @@ def add_sums(total: dict[str, float], sums: Mapping[str, float]) -> dict[str, fl
     for key, value in sums.items():
         total[key] = total.get(key, 0.0) + value
     return total
-
-
-def whole_share(share: float, count: int) -> int:
-    """How many of `count` things a share is, rounded down; 0.29 of 100 is 29 in spite of binary fractions."""
-    return int(share * count + 1e-9)
-
-
-def check_share(name: str, share: float) -> None:
-    if not 0 <= share <= 1:
-        raise ValueError(f"{name} is a share and must lie in 0..1, got {share}.")
-
-
-def divide(
-    stream: Stream, members: np.ndarray, parts: np.ndarray, num_held_out: int, *, part: str, cover_held_out: bool
-) -> np.ndarray:
-    """Which of the compositions are held out, drawn uniformly until every part occurs in training.
-
-    members is (composition, n), the part ids of each composition, and parts lists the ids that must occur; the
-    result is (composition,) with True for held out. With `cover_held_out` every part must occur among the held-out
-    ones too.
-    """
-    count = len(members)
-    held_out = np.zeros(count, dtype=bool)
-    if num_held_out == 0:
-        return held_out
-
-    def covers(chosen: np.ndarray) -> bool:
-        occurs = np.zeros(parts.max() + 1, dtype=bool)
-        occurs[members[chosen]] = True
-        return bool(occurs[parts].all())
-
-    draws = min(MAX_REDRAWS, max(MAX_DRAWN // count, 10))
-    for attempt in range(draws):
-        held_out[:] = False
-        held_out[stream.order(attempt, count)[:num_held_out]] = True
-        if covers(~held_out) and (not cover_held_out or covers(held_out)):
-            return held_out
-    where = "both in training and held out" if cover_held_out else "in training"
-    raise ValueError(
-        f"Holding out {num_held_out} of {count} compositions, no split was found in which every {part} occurs {where} "
-        f"({draws} draws tried): change held_out or the sizes of the task."
-    )
 
 
 def _is_integer(value: Any) -> bool:

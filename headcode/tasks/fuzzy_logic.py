@@ -16,17 +16,22 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headcode.tasks.base import MAX_COMPOSITIONS, Batch, Task, check_share, divide, whole_share
+from headcode.tasks.base import Batch, Flag, Labels, Outputs, Task
+from headcode.tasks.compositions import MAX_COMPOSITIONS, check_share, divide, whole_share
 from headcode.tasks.streams import bounded, unit_floats
 
 MOST_POINTS = 2**20
+SOLVED_R2 = 0.95
+"""An answer counts as right from this R² of its own sequence on."""
+LEAST_DIFFERENCE = 0.1
+"""Recipients and donors of a patch whose right answers are closer cannot tell whom the answer follows."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +53,31 @@ class FuzzyLogic(Task):
     task_id: ClassVar[int] = 1
     version: ClassVar[int] = 1
     objective: ClassVar[str] = "regression"
+    main_metric: ClassVar[str] = "r2"
+    view: ClassVar[str] = "function"
+    labels: ClassVar[tuple[str, ...]] = ("composition", "term_ids", "terms")
+    label_kind: ClassVar[str] = "term"
+    decoding_inputs: ClassVar[str | None] = "fixed_context"
+    flags: ClassVar[Mapping[str, Flag]] = {
+        "held_out": Flag(float, "0..1", "Share of the compositions that is held out."),
+        "num_variables": Flag(int, "N", "Fuzzy logic: variables of the function."),
+        "num_terms": Flag(int, "N", "Fuzzy logic: terms of the function."),
+        "num_points": Flag(int, "N", "Fuzzy logic: points of a sequence."),
+        "novel": Flag(float, "0..1", "Fuzzy logic: share of the terms that is never trained on."),
+        "t_norm": Flag(
+            Literal["zadeh", "product"],
+            "{zadeh,product}",
+            "Fuzzy logic: min and max, or product and probabilistic sum.",
+        ),
+        "inputs": Flag(
+            Literal["uniform", "fixed_context", "fixed_query"],
+            "{uniform,fixed_context,fixed_query}",
+            "Fuzzy logic: which points all sequences share.",
+        ),
+        "authors_novel_terms": Flag(
+            bool, "{True,False}", "Fuzzy logic: the last terms are the novel ones, as the authors have it."
+        ),
+    }
 
     num_variables: int = 4
     """Variables of the function; there are 2**num_variables terms."""
@@ -260,3 +290,64 @@ class FuzzyLogic(Task):
             "pooled_r2": 1 - sums["squared_error"] / spread if spread > 0 else math.nan,
             "mse": sums["squared_error"] / count,
         }
+
+    def judge(self, prediction: Tensor, batch: Batch) -> dict[str, np.ndarray]:
+        """`r2` of each sequence; an answer is right from `SOLVED_R2` on."""
+        values = prediction.reshape(batch.y.shape)
+        error = (values.double() - batch.y.double()).square().squeeze(1)
+        variance = batch.info["targets"].double().var(dim=1, correction=0)
+        score = (1 - error / variance).numpy()
+        return {
+            "predictions": values.numpy(),
+            "targets": batch.y.numpy(),
+            "r2": score.astype(np.float32),
+            "correct": score >= SOLVED_R2,
+        }
+
+    def decodable(self, codes: Mapping[str, Any]) -> Labels:
+        """Which terms the function has. Terms that training never saw cannot be decoded by anything trained on it."""
+        classes = np.unique(self.compositions[self.split_compositions["train"]])
+        return Labels((np.asarray(codes["term_ids"])[:, :, None] == classes).any(1), classes, True)
+
+    def map_labels(self, codes: Mapping[str, Any], query: int) -> dict[str, np.ndarray]:
+        return {
+            "target": np.asarray(codes["targets"])[:, 0],
+            "term": np.asarray(codes["term_ids"])[:, 0],
+            "composition": np.asarray(codes["composition"]),
+        }
+
+    def patch_pairs(
+        self, split: str, size: int, seed: int, outputs: Outputs
+    ) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """`other_terms`: every recipient gets the same points with the terms of its neighbour in the stream."""
+        batch = self.instances(split, np.arange(size))
+        terms = batch.info["terms"].roll(1, 0)
+        targets = self.evaluate(terms, batch.x[..., :-1], self.t_norm)
+        x = torch.cat([batch.x[..., :-1], targets[..., None]], -1)
+        x[:, -1, -1] = 0
+        own, theirs = batch.y[:, 0], targets[:, -1]
+        apart = (own - theirs).abs() >= LEAST_DIFFERENCE
+        yield (
+            "other_terms",
+            {
+                "recipient": batch.x[apart],
+                "donor": x[apart],
+                "token": torch.zeros(int(apart.sum()), dtype=torch.long),
+                "own": own[apart],
+                "donors": theirs[apart],
+            },
+        )
+
+    def as_text(self, batch: Batch, answer: bool = False, colour: bool = False) -> str:
+        from headcode.tasks import render
+
+        terms, target = batch.info["terms"][0].numpy(), float(batch.info["targets"][0, -1])
+        return render.function_text(terms, batch.x[0].numpy(), answer, target)
+
+    def draw(self, batch: Batch, title: str, answer: bool = False, variables: tuple[int, int] | None = None) -> Any:
+        from headcode.tasks import render
+
+        points = np.concatenate([batch.x[0, :, :-1].numpy(), batch.info["targets"][0].numpy()[:, None]], axis=-1)
+        chosen = None if variables is None else (variables[0] - 1, variables[1] - 1)
+        terms = batch.info["terms"][0].numpy()
+        return render.draw_function(terms, chosen, points=points, t_norm=self.t_norm, title=f"Fuzzy logic · {title}")

@@ -33,7 +33,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from headcode.tasks.sraven import DISTRIBUTE, SRaven, check_rules
+from headcode.tasks.base import Batch
+from headcode.tasks.sraven import SRaven
+from headcode.tasks.sraven_rules import DISTRIBUTE, RULE_NAMES, check_rules
 
 MAX_CHAINS = 1_000_000
 
@@ -172,6 +174,32 @@ def solve_split(task: SRaven, split: str, puzzles: np.ndarray | Tensor) -> Solut
         )
     prior = task.compositions[task.split_compositions[split]]
     return solve(puzzles, task.num_values, task.permute, task.rule_ids, prior)
+
+
+def remarks(task: SRaven, batch: Batch, split: str, answer: bool) -> list[str]:
+    """Lines about the first puzzle of a batch: with `answer` its answer, rules and permutations; what is possible."""
+    puzzle, lines = batch.info["puzzles"][0].numpy(), []
+    if answer:
+        rules = batch.info["token_rules"][0, -task.num_features :].tolist()
+        lines += ["answer:       " + " ".join(map(str, puzzle[-1, -1].tolist()))]
+        lines += ["rules:        " + ", ".join(RULE_NAMES[rule] for rule in rules)]
+        for column, permutation in enumerate(batch.info["permutations"][0].tolist()):
+            lines.append(f"column {column + 1}:     features {' '.join(str(feature + 1) for feature in permutation)}")
+    try:
+        solutions = solve_split(task, split, puzzle[None])
+    except ValueError as reason:
+        return [*lines, f"Not solved exactly: {reason}"]
+    answers, probabilities = solutions.answers[0], solutions.probabilities[0]
+    if len(answers) == 1:
+        lines.append("The visible panels allow exactly one answer.")
+    else:
+        best = f"the best guess is right with {probabilities[0]:.1%}"
+        lines.append(f"The visible panels allow {len(answers)} answers; {best}.")
+    if answer:
+        lines.append(f"explanations: {solutions.explanations[0]}")
+        for found, probability in zip(answers.tolist(), probabilities.tolist(), strict=True):
+            lines.append(f"  {' '.join(map(str, found))}  with probability {probability:.4f}")
+    return lines
 
 
 def explain(

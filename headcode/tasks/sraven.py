@@ -23,27 +23,17 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headcode.tasks.base import (
-    MAX_COMPOSITIONS,
-    NOT_ASKED,
-    Batch,
-    Questions,
-    Task,
-    check_instances,
-    check_share,
-    divide,
-    whole_share,
-)
+from headcode.tasks.base import NOT_ASKED, AuxiliaryTarget, Batch, Flag, Labels, Outputs, Task, check_instances
+from headcode.tasks.compositions import MAX_COMPOSITIONS, check_share, divide, whole_share
+from headcode.tasks.sraven_rules import RULE_NAMES, check_rules
 
-RULE_NAMES = ("constant", "+1", "+2", "-1", "-2", "sum", "difference", "distribute")
-DISTRIBUTE = 7
 # Shares of puzzles are compared with an integer of this many values.
 SHARE_STEPS = 2**31
 
@@ -69,8 +59,22 @@ class SRaven(Task):
     name: ClassVar[str] = "sraven"
     task_id: ClassVar[int] = 2
     version: ClassVar[int] = 1
-    objective: ClassVar[str] = "classification"
     newer_fields: ClassVar[tuple[str, ...]] = ("blank",)
+    objective: ClassVar[str] = "classification"
+    main_metric: ClassVar[str] = "accuracy"
+    view: ClassVar[str] = "puzzle"
+    labels: ClassVar[tuple[str, ...]] = ("composition", "rules", "token_rules", "permutations", "aligned", "puzzles")
+    label_kind: ClassVar[str] = "rule"
+    flags: ClassVar[Mapping[str, Flag]] = {
+        "held_out": Flag(float, "0..1", "Share of the compositions that is held out."),
+        "num_features": Flag(int, "N", "SRAVEN: features of a panel."),
+        "num_values": Flag(int, "N", "SRAVEN: values of a feature."),
+        "grid": Flag(int, "N", "SRAVEN: rows and columns."),
+        "permute": Flag(bool, "{True,False}", "SRAVEN: whether each column hides the features behind a permutation."),
+        "rules": Flag(tuple[int, ...], "ID …", "SRAVEN: the rule ids in use."),
+        "aligned": Flag(float, "0..1", "SRAVEN: share of training puzzles whose columns share one permutation."),
+        "blank": Flag(float, "NUMBER", "SRAVEN: how many features of a training puzzle are left out on average."),
+    }
 
     num_features: int = 4
     """Features of a panel, 1 to 12."""
@@ -161,24 +165,19 @@ class SRaven(Task):
         return slice(-self.num_features, None)
 
     @property
-    def eased(self) -> bool:
-        """Whether some training puzzles are made easier than those of the other splits."""
-        return self.aligned != 0.0 or self.blank != 0.0
-
-    @property
-    def questions(self) -> tuple[Questions, ...]:
+    def auxiliary(self) -> tuple[AuxiliaryTarget, ...]:
         """Before the last layer: which rule does a token's feature follow, and at which position does each column show
         it? On a 3×3 grid, before the last two layers, put to the last panel of each whole row: of which pairs (first
         panel, second panel) is a cell the sum, of which the difference?"""
-        asked = [
-            Questions("rule", 1, 1, len(RULE_NAMES), 1.0),
-            Questions("places", 1, self.grid, self.num_features, 1.0),
+        kinds = [
+            AuxiliaryTarget("rule", 1, 1, len(RULE_NAMES), 1.0),
+            AuxiliaryTarget("places", 1, self.grid, self.num_features, 1.0),
         ]
         if self.grid == 3:
-            asked.append(Questions("sums", 2, 2 * self.num_features**2, 2, 8.0))
-        return tuple(asked)
+            kinds.append(AuxiliaryTarget("sums", 2, 2 * self.num_features**2, 2, 8.0))
+        return tuple(kinds)
 
-    def hints(self, batch: Batch) -> list[Tensor]:
+    def auxiliary_targets(self, batch: Batch) -> list[Tensor]:
         permutations = batch.info["permutations"]  # (B, column, position) -> feature
         cells = batch.info["puzzles"]
         count, grid, _ = permutations.shape
@@ -189,13 +188,13 @@ class SRaven(Task):
         )  # (B, token of a row, column)
         shown = cells[:, 0].reshape(count, -1, 1) >= 0
         rule = batch.info["token_rules"][:, : feature.shape[1], None]
-        answers = [
+        targets = [
             torch.where(shown, rule, NOT_ASKED).repeat(1, grid, 1),
             torch.where(shown, places, NOT_ASKED).repeat(1, grid, 1),
         ]
         if grid == 3:
-            answers.append(self._sums(cells))
-        return answers
+            targets.append(self._sums(cells))
+        return targets
 
     def _sums(self, cells: Tensor) -> Tensor:
         """Whether the last cell of a whole row is the sum, or the difference, of each pair of earlier ones."""
@@ -348,18 +347,51 @@ class SRaven(Task):
             "feature_accuracy": sums["features_right"] / (count * self.num_features),
         }
 
+    def ceiling(self, split: str, size: int) -> float | None:
+        """The exact solver's accuracy; None for a setting or a split that it does not cover."""
+        from headcode.tasks import oracle
 
-def check_rules(rules: tuple[int, ...] | None, num_values: int, grid: int) -> tuple[int, ...]:
-    """The rule ids in use, ascending, or one clear sentence."""
-    everything = tuple(range(len(RULE_NAMES)))
-    if rules is not None and not all(isinstance(rule, (int, np.integer)) for rule in rules):
-        raise ValueError(f"rules must be whole numbers, got {tuple(rules)}.")
-    if rules is not None and (not rules or len(set(rules)) != len(rules) or not set(rules) <= set(everything)):
-        raise ValueError(f"rules must be distinct ids out of {everything}, at least one, got {tuple(rules)}.")
-    chosen = everything if rules is None else tuple(sorted(rules))
-    if DISTRIBUTE in chosen and num_values < grid:
-        raise ValueError(
-            f"The rule distribute ({DISTRIBUTE}) needs as many values as columns, got num_values={num_values} and "
-            f"grid={grid}: use more values, or leave it out with rules=(0, 1, 2, 3, 4, 5, 6)."
-        )
-    return chosen
+        try:
+            return float(oracle.solve_split(self, split, self.raw(split, np.arange(size))["puzzles"]).ceiling)
+        except ValueError:
+            return None
+
+    def decodable(self, codes: Mapping[str, Any]) -> Labels:
+        """The rule behind each hidden token."""
+        rules = np.asarray(codes["token_rules"])[:, np.asarray(codes["queries"])]
+        return Labels(rules, np.array(self.rule_ids), False)
+
+    @classmethod
+    def label_name(cls, label: int) -> str:
+        return RULE_NAMES[label] if 0 <= label < len(RULE_NAMES) else str(label)
+
+    def map_labels(self, codes: Mapping[str, Any], query: int) -> dict[str, np.ndarray]:
+        named = {"rule": np.asarray(codes["token_rules"])[:, query]}
+        feature = query - (self.sequence_length - self.num_features)
+        return named if feature < 0 else {**named, "target": np.asarray(codes["targets"])[:, feature]}
+
+    def patch_pairs(
+        self, split: str, size: int, seed: int, outputs: Outputs
+    ) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        from headcode.tasks import _sraven_pairs as pairs
+
+        yield "rule_changed", pairs.rewritten(self, split, size, seed, outputs)
+        for kind in ("other_rule", "same_rule"):
+            yield kind, pairs.sampled(self, split, size, kind, seed, outputs)
+
+    def as_text(self, batch: Batch, answer: bool = False, colour: bool = False) -> str:
+        from headcode.tasks import render
+
+        return render.puzzle_text(batch.info["puzzles"][0].numpy(), answer, colour)
+
+    def remarks(self, batch: Batch, split: str, answer: bool = False) -> list[str]:
+        from headcode.tasks import oracle
+
+        return oracle.remarks(self, batch, split, answer)
+
+    def draw(self, batch: Batch, title: str, answer: bool = False, variables: tuple[int, int] | None = None) -> Any:
+        from headcode.tasks import render
+
+        caption = "In each column the attributes may have swapped roles." if self.permute else None
+        puzzle = batch.info["puzzles"][0].numpy()
+        return render.draw_puzzle(puzzle, self.num_values, answer, f"SRAVEN · {title}", caption)

@@ -25,6 +25,7 @@ from headcode.files import canonical, is_plain_name, read_object, sha256_of, syn
 from headcode.memory import aligned
 from headcode.nn import ModelConfig, Transformer, load_model
 from headcode.nn.storage import CONFIG_FILE, WEIGHTS_FILE, check_weights
+from headcode.run import RunConfig
 from headcode.train.records import is_state
 from headcode.train.runtime import RunWarning
 
@@ -170,7 +171,7 @@ def choose_checkpoint(run: Path, which: str) -> Checkpoint:
 
 def refuse_changed_config(checkpoint: Checkpoint, run: Path, config: Mapping[str, Any]) -> None:
     """Compare a run's configuration with the one that its checkpoint was sealed with; older checkpoints have none."""
-    if difference := first_difference(checkpoint.state.get("config", {}), config):
+    if difference := first_difference(RunConfig.with_current_names(checkpoint.state.get("config", {})), config):
         name, before, now = difference
         raise ValueError(
             f"{run / RUN_CONFIG_FILE} was changed after {checkpoint.folder.name} was saved: {name} was {before!r} and "

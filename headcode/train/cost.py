@@ -5,7 +5,7 @@ import time
 import torch
 
 from headcode.nn import forward_flops
-from headcode.presets import RunConfig
+from headcode.run import RunConfig
 
 
 def step_flops(config: RunConfig) -> int:

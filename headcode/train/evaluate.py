@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headcode.nn import Transformer
-from headcode.presets import RunConfig
+from headcode.run import RunConfig
 from headcode.tasks import Batch, Task, add_sums
 from headcode.train.distributed import Group
 from headcode.train.loss import prediction_loss

@@ -26,7 +26,7 @@ from headcode.files import (
     take_lock,
     to_json,
 )
-from headcode.presets import RunConfig
+from headcode.run import RunConfig
 from headcode.train.checkpoint import (
     RUN_CONFIG_FILE,
     find_run,

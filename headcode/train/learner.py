@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from headcode.nn import Transformer
 from headcode.nn.storage import WEIGHTS_FILE
-from headcode.presets import RunConfig
+from headcode.run import RunConfig
 from headcode.tasks import Batch
 from headcode.train.checkpoint import AVERAGE_FILE, OPTIMIZER_FILE
 from headcode.train.distributed import Group, full_tensor, replicate, reshard_like, shard
@@ -56,7 +56,7 @@ class Learner:
             x, y = self._on_device(batch.x), batch.y.to(self.device, non_blocking=True)
             predict = functools.partial(self._predict, self._called, x, dropout_seed=seed)
             context = LossContext(
-                predict, self.model, Batch(x, y, batch.info), self.config.task, step, seed, self.config.hint
+                predict, self.model, Batch(x, y, batch.info), self.config.task, step, seed, self.config.auxiliary_weight
             )
             with self._synchronised(index == len(parts) - 1):
                 loss = self.loss(context)
@@ -68,8 +68,8 @@ class Learner:
         assert total is not None
         if any(parameter.grad is None for parameter in self.model.hint_projs.parameters()):
             raise ValueError(
-                "This loss leaves out the hints that the run has: take predict(hints=True) and add context.hint times "
-                "hint_loss, as task_loss does, or train with hint=0."
+                "This loss leaves out the run's auxiliary targets: take predict(auxiliary=True) and add "
+                "context.auxiliary_weight times auxiliary_loss, as task_loss does, or train with auxiliary_weight=0."
             )
         return total.reshape(())
 
@@ -146,14 +146,16 @@ class Learner:
         return x.to(self.device, self.dtype if x.is_floating_point() else x.dtype, non_blocking=True)
 
     def _predict(
-        self, forward: Callable[..., Any], x: Tensor, dropout_seed: int | None = None, hints: bool = False
+        self, forward: Callable[..., Any], x: Tensor, dropout_seed: int | None = None, auxiliary: bool = False
     ) -> Any:
         bf16 = self.config.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
-            prediction = forward(x, queries=self.config.task.model_queries, dropout_seed=dropout_seed, hints=hints)
+            prediction = forward(
+                x, queries=self.config.task.model_queries, dropout_seed=dropout_seed, auxiliary=auxiliary
+            )
         if not bf16:
             return prediction
-        if not hints:
+        if not auxiliary:
             return prediction.float()
         return prediction[0].float(), [part.float() for part in prediction[1]]
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from headcode.nn import Transformer
-from headcode.presets import RunConfig
+from headcode.run import RunConfig
 from headcode.tasks import Batch
 from headcode.train.checkpoint import (
     CHECKPOINTS,
@@ -82,7 +82,7 @@ class Trainer:
     """Trains one run, on one device or as one process of many.
 
     Args:
-        config: what to train; see `headcode.presets`.
+        config: what to train; see `headcode.run`.
         out: the run folder; None trains in memory and writes nothing.
         loss: a function of `LossContext`; see `headcode.train.loss` for one on codes.
         runtime: device, threads, compilation, sharding.

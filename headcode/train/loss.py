@@ -13,6 +13,7 @@ A loss on codes, added to the task's own: codes of the same composition are pull
     Trainer(config, loss=loss_with_codes).run()
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ class LossContext(NamedTuple):
 
     predict: Callable[..., Any]
     """Runs the model on the batch: outputs (B, read queries, output_dim), dropout and precision as the run says; with
-    hints=True, (outputs, hints)."""
+    auxiliary=True, (outputs, outputs of the auxiliary heads)."""
     model: Transformer
     """The bare model, to look inside (`capture_codes`). Call `predict`, not the model, so that devices stay in step."""
     batch: Batch
@@ -39,35 +40,41 @@ class LossContext(NamedTuple):
     """Optimiser steps taken before this one."""
     seed: int
     """A hash of (run seed, step): make generators from it, and resumed runs stay exact."""
-    hint: float = 0.0
-    """Weight of the task's hints, as the run says."""
+    auxiliary_weight: float = 0.0
+    """Weight of the task's auxiliary targets, as the run says."""
+
+    @property
+    def hint(self) -> float:
+        """The former name of `auxiliary_weight`."""
+        warnings.warn("LossContext.hint is called auxiliary_weight now.", DeprecationWarning, stacklevel=2)
+        return self.auxiliary_weight
 
 
 Loss = Callable[[LossContext], Tensor]
 
 
 def task_loss(context: LossContext) -> Tensor:
-    """Squared error on hidden values, or cross-entropy on hidden tokens: the mean over all that is read. Hints, if the
-    run gives any, count beside it."""
-    if not context.hint:
+    """Squared error on hidden values, or cross-entropy on hidden tokens: the mean over all that is read; plus that of
+    the auxiliary targets, if the run has any."""
+    if not context.auxiliary_weight:
         return prediction_loss(context.task, context.predict(), context.batch.y)
-    outputs, hints = context.predict(hints=True)
+    outputs, auxiliary = context.predict(auxiliary=True)
     loss = prediction_loss(context.task, outputs, context.batch.y)
-    return loss + context.hint * hint_loss(context.task, hints, context.batch)
+    return loss + context.auxiliary_weight * auxiliary_loss(context.task, auxiliary, context.batch)
 
 
-def hint_loss(task: Task, outputs: list[Tensor], batch: Batch) -> Tensor:
-    """Cross-entropy of the answers that a model's further heads give to the task's questions; for each kind of question
-    the mean over all answers, times its weight."""
+def auxiliary_loss(task: Task, outputs: list[Tensor], batch: Batch) -> Tensor:
+    """Cross-entropy of the auxiliary heads' outputs; for each kind of target the mean over all of them, times its
+    weight."""
     total = outputs[0].new_zeros(())
     used = [0] * len(outputs)
-    for asked, answers in zip(task.questions, task.hints(batch), strict=True):
-        head, width = asked.depth - 1, asked.count * asked.size
-        logits = outputs[head][..., used[head] : used[head] + width].unflatten(-1, (asked.count, asked.size))
+    for kind, targets in zip(task.auxiliary, task.auxiliary_targets(batch), strict=True):
+        head, width = kind.depth - 1, kind.count * kind.size
+        logits = outputs[head][..., used[head] : used[head] + width].unflatten(-1, (kind.count, kind.size))
         used[head] += width
-        tokens = (answers != NOT_ASKED).any(-1)
-        logits, answers = logits[tokens.to(logits.device)], answers[tokens].to(logits.device)
-        total = total + asked.weight * F.cross_entropy(logits.flatten(0, 1), answers.flatten())
+        tokens = (targets != NOT_ASKED).any(-1)
+        logits, targets = logits[tokens.to(logits.device)], targets[tokens].to(logits.device)
+        total = total + kind.weight * F.cross_entropy(logits.flatten(0, 1), targets.flatten())
     return total
 
 

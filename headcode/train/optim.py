@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headcode.presets import OptimizationConfig
+from headcode.run import OptimizationConfig
 from headcode.train.distributed import reshard_like
 from headcode.train.muon import Muon
 

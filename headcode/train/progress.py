@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from headcode.files import read_text, replace_file
-from headcode.presets import RunConfig
+from headcode.run import RunConfig
 
 PLAIN_INTERVAL = 60.0
 WANDB_FILE = "wandb-id"

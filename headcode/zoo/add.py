@@ -1,8 +1,8 @@
 """Take a finished run into the zoo: python -m headcode.zoo.add RUN NAME "what it is, in one sentence"
 
 Keeps the configuration, the metrics and the weights of the last checkpoint, and writes the card: scores on every split
-over 16,384 instances and, for SRAVEN, the oracle's ceiling on the same puzzles. Of the machine nothing is kept but the
-versions: no command line, no paths, no platform.
+over 16,384 instances and, where an exact solver exists, its ceiling on the same instances. Of the machine nothing is
+kept but the versions: no command line, no paths, no platform.
 """
 
 import re
@@ -11,13 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from headcode.files import replace_file, to_json
 from headcode.nn.storage import WEIGHTS_FILE
-from headcode.presets import RunConfig
-from headcode.tasks import SRaven, oracle
+from headcode.run import RunConfig
 from headcode.train.checkpoint import (
     AVERAGE_FILE,
     CHECKPOINTS,
@@ -33,7 +31,6 @@ from headcode.train.folder import ENVIRONMENT_FILE, METRICS_FILE, read_environme
 from headcode.zoo import CARD_FILE
 
 SIZE = 16_384
-MAIN_METRIC = {"logic": "r2", "sraven": "accuracy"}
 
 
 def add_model(run: Path, name: str, about: str, *, zoo: Path = ZOO, size: int = SIZE) -> Path:
@@ -41,9 +38,8 @@ def add_model(run: Path, name: str, about: str, *, zoo: Path = ZOO, size: int = 
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise ValueError(f"A model's name is small letters, digits and dashes, for example sraven-hyla; got {name!r}.")
     config = read_run_config(run)
-    if config.task.name not in MAIN_METRIC:
-        tasks = " and ".join(MAIN_METRIC)
-        raise ValueError(f"The zoo has models for {tasks}, and {run} is a run on {config.task.name}.")
+    if config.task.reads_text:
+        raise ValueError(f"The zoo has models of tasks that need no text, and {run} is a run on {config.task.name}.")
     checkpoint = choose_checkpoint(run, "last")
     if checkpoint.step != config.steps:
         raise ValueError(f"{run} has only come to step {checkpoint.step} of {config.steps}: finish it first.")
@@ -81,24 +77,17 @@ def _card(run: Path, name: str, about: str, config: RunConfig, checkpoint: Check
         "steps": config.steps,
         "instances": config.steps * config.batch_size,
         "seed": config.seed,
-        "hint": config.hint,
-        "metric": MAIN_METRIC[config.task.name],
+        "hint": config.auxiliary_weight,
+        "metric": config.task.main_metric,
         "evaluated_on": size,
         "scores": scores,
         "training_loss": next((r["loss"] for r in reversed(read_metrics(run)) if r["kind"] == "train"), None),
         "environment": _versions(run),
     }
-    if isinstance(config.task, SRaven):
-        # Of aligned training puzzles the solver does not know how often which matching occurs.
-        solved = [split for split in splits if split != "train" or not config.task.eased]
-        card["ceiling"] = {split: _ceiling(config.task, split, size) for split in solved}
+    ceilings = {split: config.task.ceiling(split, size) for split in splits}
+    if known := {split: value for split, value in ceilings.items() if value is not None}:
+        card["ceiling"] = known
     return card
-
-
-def _ceiling(task: SRaven, split: str, size: int) -> float:
-    """The best accuracy that any solver can reach on these puzzles, the oracle's."""
-    puzzles = task.raw(split, np.arange(size))["puzzles"]
-    return float(oracle.solve_split(task, split, puzzles).ceiling)
 
 
 def _versions(run: Path) -> dict[str, Any]:

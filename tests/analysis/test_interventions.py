@@ -2,17 +2,16 @@
 
 import dataclasses
 import json
-import sys
 
 import numpy as np
 import pytest
 import torch
 
 from headcode.analysis import ablate, ablate_directions, class_directions, heads_against_generalisation, open_run, patch
-from headcode.analysis.patch import _apply_rule, _feature_cells, _patched_answers, _rewritten_pairs, _sampled_pairs
-from headcode.analysis.runs import judge
-from headcode.tasks import SRaven
-from headcode.tasks.sraven import DISTRIBUTE
+from headcode.analysis.patch import _patched_answers
+from headcode.tasks import SRaven, Task
+from headcode.tasks._sraven_pairs import feature_cells
+from headcode.tasks.sraven_rules import DISTRIBUTE, apply_rule
 
 
 def blind(run):
@@ -71,8 +70,8 @@ def test_rules_are_applied_as_the_task_does(permute):
     for puzzle in range(60):
         for token in range(3):
             if rules[puzzle, token] != DISTRIBUTE:
-                cells = _feature_cells(task, batch, puzzle, token)
-                answer = _apply_rule(cells[-1], int(rules[puzzle, token]), 8)
+                cells = feature_cells(task, batch, puzzle, token)
+                answer = apply_rule(cells[-1], int(rules[puzzle, token]), 8)
                 assert answer == batch.y[puzzle, token]
                 checked += 1
     assert checked > 100
@@ -80,25 +79,26 @@ def test_rules_are_applied_as_the_task_does(permute):
 
 def perfect(run, monkeypatch):
     """Every puzzle counts as solved, so that pairs are found with a model that has learnt nothing."""
+    judge = Task.judge
 
     def all_right(task, prediction, batch):
         return {**judge(task, prediction, batch), "correct": np.ones(len(batch.x), bool)}
 
-    # The package shows the function `patch` under the module's name.
-    monkeypatch.setattr(sys.modules["headcode.analysis.patch"], "judge", all_right)
+    monkeypatch.setattr(Task, "judge", all_right)
     return run
 
 
 def test_pairs_differ_as_they_should(make_run, monkeypatch):
     run = perfect(open_run(make_run("sraven", permute=True)), monkeypatch)
+    found = dict(run.task.patch_pairs("iid", 300, 0, lambda x: run.model(x, queries=run.task.queries).detach()))
     for kind in ("same_rule", "other_rule"):
-        pairs = _sampled_pairs(run, "iid", 300, kind, seed=0)
+        pairs = found[kind]
         assert len(pairs["token"]) > 20 and pairs["recipient"].shape == pairs["donor"].shape
         assert (pairs["copy"] != pairs["own"]).all() and (pairs["copy"] != pairs["donors"]).all()
         assert ((pairs["own"] == pairs["donors"]).all()) == (kind == "same_rule")
     # The stand-in model answers every donor with 0: only donors whose answer is 0 remain.
-    monkeypatch.setattr(run.model, "forward", lambda x, queries: torch.eye(8)[torch.zeros(len(x), 2, dtype=torch.long)])
-    pairs = _rewritten_pairs(run, "iid", 300, seed=0)
+    zeros = run.task.patch_pairs("iid", 300, 0, lambda x: torch.eye(8)[torch.zeros(len(x), 2, dtype=torch.long)])
+    pairs = dict(zeros)["rule_changed"]
     assert len(pairs["token"]) > 5 and (pairs["donors"] == 0).all() and (pairs["own"] != 0).all()
     changed = (pairs["recipient"] != pairs["donor"]).any(-1)  # (N, token)
     assert set(changed.nonzero()[:, 1].tolist()) <= {4, 5, 10, 11}, "only last cells of the first two rows differ"

@@ -171,7 +171,7 @@ def test_large_models_stay_allowed():
     [
         {"input_dim": 5, "output_dim": 3},
         {"vocab_size": 11, "share_layers": True, "qk_norm": True},
-        {"input_dim": 5, "output_dim": 3, "hint_dims": (7, 2), "value_net": "swiglu"},
+        {"input_dim": 5, "output_dim": 3, "auxiliary_dims": (7, 2), "value_net": "swiglu"},
     ],
 )
 def test_parameters_are_counted_exactly(position, feedforward, more):

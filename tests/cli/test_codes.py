@@ -9,6 +9,7 @@ import pytest
 from headcode.analysis.files import open_arrays
 from headcode.cli import main
 from headcode.presets import override, preset
+from headcode.tasks import Task
 from headcode.train import Trainer
 
 SIZES = {"dim": 12, "num_heads": 3, "qk_dim": 6, "v_dim": 6, "mlp_dim": 8, "num_layers": 2, "backend": "reference"}
@@ -64,13 +65,8 @@ def test_decode(run, tmp_path, capsys):
 
 
 def test_patch(run, tmp_path, capsys, monkeypatch):
-    import sys
-
-    import headcode.analysis.patch  # noqa: F401
-
-    module = sys.modules["headcode.analysis.patch"]
-    before = module.judge
-    monkeypatch.setattr(module, "judge", lambda t, p, b: {**before(t, p, b), "correct": np.ones(len(b.x), bool)})
+    before = Task.judge
+    monkeypatch.setattr(Task, "judge", lambda t, p, b: {**before(t, p, b), "correct": np.ones(len(b.x), bool)})
     main(["decode", str(run), "--patch", "--split", "iid", "--size", "200", "--out", str(tmp_path)])
     assert "follows" in capsys.readouterr().out
     rows = json.loads((tmp_path / "patch.json").read_text())["rows"]

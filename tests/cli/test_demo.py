@@ -61,7 +61,7 @@ def test_generated_networks_are_the_layer(method, tmp_path):
     assert draw_opened(opened, method, tmp_path).stat().st_size > 10_000
 
 
-SMALL = {"dim": 8, "num_layers": 1, "num_heads": 2, "qk_dim": 4, "v_dim": 4, "mlp_dim": 8, "hint": 0.0}
+SMALL = {"dim": 8, "num_layers": 1, "num_heads": 2, "qk_dim": 4, "v_dim": 4, "mlp_dim": 8, "auxiliary_weight": 0.0}
 SHORT = {"steps": 2, "batch_size": 4, "eval_size": 16, "eval_every": 0, "checkpoint_every": 0, "log_every": 1}
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from headcode.explorer import donors, functions, inside, puzzles
 from headcode.explorer.state import State
-from headcode.tasks.sraven import DISTRIBUTE
+from headcode.tasks.sraven_rules import DISTRIBUTE
 from tests.support.live import words_of
 
 VERDICTS = ("The answer follows the code.", "The answer does not follow the code.", "Uninformative.")

@@ -37,7 +37,7 @@ def get(client, path, **more):
 def alive(client):
     answer = post(client, call())
     assert answer.status_code == 200
-    return answer.get_json()["response"]["page"]["className"] == "one kind-sraven"
+    return answer.get_json()["response"]["page"]["className"] == "one kind-puzzle"
 
 
 def test_a_request_of_the_page(client):
@@ -119,7 +119,7 @@ def test_only_models_given_at_the_start_have_names(client, search):
     """logic-linear is in the zoo, but this explorer was not started with it."""
     answer = post(client, call(search)).get_json()["response"]
     assert "is not possible here" in answer["notices"]["children"][0]["props"]["children"]
-    assert answer["page"]["className"] == "one kind-sraven"
+    assert answer["page"]["className"] == "one kind-puzzle"
 
 
 def test_hostile_text_stays_text(client):
@@ -182,7 +182,7 @@ def test_malformed_and_oversized_requests_get_one_line_and_the_app_lives_on(clie
 def test_any_value_of_an_input_is_answered(client, value):
     answer = post(client, call(value))
     assert answer.status_code == 200
-    assert "kind-sraven" in answer.get_json()["response"]["page"]["className"]
+    assert "kind-puzzle" in answer.get_json()["response"]["page"]["className"]
 
 
 def test_methods_and_types(client):

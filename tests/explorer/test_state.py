@@ -8,7 +8,7 @@ from headcode.explorer.state import Limits, State, parse
 
 LIMITS = {
     "zoo/puzzles": Limits(
-        kind="sraven",
+        kind="puzzle",
         length=27,
         layers=3,
         splits=("train", "iid", "compositional"),
@@ -19,9 +19,9 @@ LIMITS = {
         query=24,
         donor_rules=tuple(range(7)),
     ),
-    "other-puzzles": Limits(kind="sraven", length=27, layers=2, splits=("train", "iid", "compositional"), query=24),
+    "other-puzzles": Limits(kind="puzzle", length=27, layers=2, splits=("train", "iid", "compositional"), query=24),
     "functions": Limits(
-        kind="logic", length=32, layers=2, splits=("train", "novel"), num_terms=2, num_variables=4, query=31
+        kind="function", length=32, layers=2, splits=("train", "novel"), num_terms=2, num_variables=4, query=31
     ),
     "lens/bert": Limits(kind="lens", layers=6),
 }
@@ -46,7 +46,7 @@ def test_an_empty_address_is_the_first_model_with_its_defaults():
 
 
 def test_the_first_answering_token_starts_with_its_own_key():
-    limits = {"m": Limits(kind="sraven", length=18, layers=1, splits=("iid",), query=16, key=14)}
+    limits = {"m": Limits(kind="puzzle", length=18, layers=1, splits=("iid",), query=16, key=14)}
 
     def key(search):
         state, notices = parse(search, limits, {"m": []}, "")

@@ -127,29 +127,29 @@ def test_learned_positions_that_repeat(period):
 
 
 @pytest.mark.parametrize("options", [{}, {"share_layers": True}, {"position": "learned"}])
-def test_hints_are_read_before_the_last_layers_and_change_nothing_else(options):
+def test_auxiliary_heads_read_before_the_last_layers_and_change_nothing_else(options):
     def made(**more):
         return Transformer(ModelConfig(**{**SMALL, "input_dim": 5, "output_dim": 3, **options, **more})).double()
 
-    plain, hinting = made(num_layers=3), made(num_layers=3, hint_dims=(4, 6))
+    plain, model = made(num_layers=3), made(num_layers=3, auxiliary_dims=(4, 6))
     heads = {f"hint_projs.{n}.{part}" for n in (0, 1) for part in ("weight", "bias")}
-    assert set(hinting.state_dict()) - set(plain.state_dict()) == heads
-    plain.load_state_dict({name: hinting.state_dict()[name] for name in plain.state_dict()})
+    assert set(model.state_dict()) - set(plain.state_dict()) == heads
+    plain.load_state_dict({name: model.state_dict()[name] for name in plain.state_dict()})
     queries = slice(-2, None)
-    outputs, hints = hinting(X, queries=queries, hints=True)
-    assert [found.shape for found in hints] == [(*X.shape[:2], 4), (*X.shape[:2], 6)]
-    assert torch.equal(outputs, hinting(X, queries=queries))
+    outputs, extra = model(X, queries=queries, auxiliary=True)
+    assert [found.shape for found in extra] == [(*X.shape[:2], 4), (*X.shape[:2], 6)]
+    assert torch.equal(outputs, model(X, queries=queries))
     torch.testing.assert_close(outputs, plain(X, queries=queries))
-    hidden = hinting._embed(X, 0)
-    for block, found, head in zip(hinting.layers()[:-1], reversed(hints), reversed(hinting.hint_projs), strict=True):
+    hidden = model._embed(X, 0)
+    for block, found, head in zip(model.layers()[:-1], reversed(extra), reversed(model.hint_projs), strict=True):
         hidden = block(hidden)
         scale = (hidden.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
         expected = (hidden - hidden.mean(-1, keepdim=True)) / scale @ head.weight.T + head.bias
         torch.testing.assert_close(found, expected)
-    with pytest.raises(ValueError, match="has no heads for hints"):
-        plain(X, hints=True)
-    with pytest.raises(ValueError, match="The authors' code has no heads for hints"):
-        to_reference(made(hint_dims=(4,), position="relative"))
+    with pytest.raises(ValueError, match="has no heads for auxiliary targets"):
+        plain(X, auxiliary=True)
+    with pytest.raises(ValueError, match="The authors' code has no heads for auxiliary targets"):
+        to_reference(made(auxiliary_dims=(4,), position="relative"))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -319,9 +319,9 @@ class TestFlops:
         ({"position": "x"}, "position must be one of relative, rotary, sinusoidal, learned, relative_learned, none"),
         ({"position": "rotary", "position_period": 3}, "position_period=3 is for learned positions"),
         ({"position": "learned", "position_period": 0}, "position_period must be at least 1, got 0"),
-        ({"hint_dims": (3, 0)}, "hint_dims must be 1 or more each, got (3, 0)"),
-        ({"hint_dims": (3, 4), "num_layers": 2}, "need num_layers of 3 or more and cross_layers=0, got 2 and 0"),
-        ({"hint_dims": (2,), "cross_layers": 1}, "and cross_layers=0, got 3 and 1"),
+        ({"auxiliary_dims": (3, 0)}, "auxiliary_dims must be 1 or more each, got (3, 0)"),
+        ({"auxiliary_dims": (3, 4), "num_layers": 2}, "need num_layers of 3 or more and cross_layers=0, got 2 and 0"),
+        ({"auxiliary_dims": (2,), "cross_layers": 1}, "and cross_layers=0, got 3 and 1"),
         ({"feedforward": "x"}, "feedforward must be one of gelu, swiglu"),
         ({"backend": "x"}, "backend must be one of auto"),
         ({"recurrent": True}, "recurrent=True is not possible"),

@@ -143,18 +143,6 @@ def test_fixed_context_and_fixed_query():
         assert torch.equal(FuzzyLogic.evaluate(batch.info["terms"], batch.x[..., :-1]), batch.info["targets"])
 
 
-@given(st.integers(0, 50), st.integers(1, 9), st.sampled_from(["train", "iid", "compositional", "novel"]))
-@settings(max_examples=25, deadline=None)
-def test_an_instance_does_not_depend_on_its_batch(index, size, split):
-    task = FuzzyLogic(num_points=3, seed=2)
-    batch = task.sample(split, index, size)
-    alone = task.instances(split, [index * size + size - 1])
-    assert torch.equal(batch.x[-1:], alone.x)
-    assert torch.equal(batch.y[-1:], alone.y)
-    for name, value in alone.info.items():
-        assert torch.equal(batch.info[name][-1:], value)
-
-
 def test_scores_by_hand_and_over_batches():
     task = FuzzyLogic(num_points=3)
     targets = torch.tensor([[0.0, 0.5, 1.0], [0.25, 0.25, 1.0]])

@@ -6,6 +6,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headcode.tasks import TASKS, FuzzyLogic, SRaven
 from tests.support import GOLDENS
@@ -90,3 +93,20 @@ print(headcode.tasks.SRaven().sample("iid", 0, 2).x.shape, headcode.tasks.FuzzyL
 def test_importing_the_tasks_does_not_import_numba_or_matplotlib():
     code = "import sys, headcode.tasks; print(sorted({'numba', 'matplotlib', 'pyarrow', 'scipy'} & set(sys.modules)))"
     assert run(code) == "[]"
+
+
+@pytest.mark.parametrize(
+    "task",
+    [FuzzyLogic(num_points=3, seed=2), SRaven(num_features=3, aligned=((0, 0.9), (300, 0.1)), seed=2)],
+    ids=["logic", "sraven"],
+)
+@given(index=st.integers(0, 50), size=st.integers(1, 9), data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_an_instance_does_not_depend_on_its_batch(task, index, size, data):
+    split = data.draw(st.sampled_from(task.splits))
+    batch = task.sample(split, index, size)
+    alone = task.instances(split, [index * size + size - 1])
+    assert torch.equal(batch.x[-1:], alone.x)
+    assert torch.equal(batch.y[-1:], alone.y)
+    for name, value in alone.info.items():
+        assert torch.equal(batch.info[name][-1:], value)

@@ -8,8 +8,6 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from headcode.bench.tasks import num_shared
@@ -241,13 +239,13 @@ def test_a_curriculum_of_aligned_puzzles():
 
 
 @pytest.mark.parametrize("options", [{}, {"blank": 1.5}, {"num_features": 3, "grid": 4}, {"permute": False}])
-def test_hints_name_the_rule_of_every_token_and_its_places_in_all_columns(options):
+def test_auxiliary_targets_name_the_rule_of_every_token_and_its_places_in_all_columns(options):
     task = SRaven(seed=2, **options)
     batch = task.sample("train", 0, 50)
-    rules, places, *sums = task.hints(batch)
-    assert [answers.shape[2] for answers in (rules, places, *sums)] == [asked.count for asked in task.questions]
-    assert task.hint_dims[0] == 8 + task.grid * task.num_features
-    assert (len(sums), len(task.hint_dims)) == ((1, 2) if task.grid == 3 else (0, 1))
+    rules, places, *sums = task.auxiliary_targets(batch)
+    assert [answers.shape[2] for answers in (rules, places, *sums)] == [kind.count for kind in task.auxiliary]
+    assert task.auxiliary_dims[0] == 8 + task.grid * task.num_features
+    assert (len(sums), len(task.auxiliary_dims)) == ((1, 2) if task.grid == 3 else (0, 1))
     features = batch.info["permutations"]
     shown = 0
     for n in range(50):
@@ -268,7 +266,7 @@ def test_hints_name_the_rule_of_every_token_and_its_places_in_all_columns(option
 def test_hints_on_sums_are_the_arithmetic_of_each_whole_row(options):
     task = SRaven(seed=3, num_features=3, **options)
     batch = task.sample("train", 0, 20)
-    sums = task.hints(batch)[2].unflatten(-1, (3, 3, 2)).unflatten(1, (3, 3, 3)).tolist()
+    sums = task.auxiliary_targets(batch)[2].unflatten(-1, (3, 3, 2)).unflatten(1, (3, 3, 3)).tolist()
     cells = batch.info["puzzles"].tolist()
     seen = set()
     for n, row, column, last, first, second in itertools.product(range(20), *[range(3)] * 5):
@@ -313,18 +311,6 @@ def test_blank_features_have_no_value_and_are_not_asked_for():
         assert (plain.raw(split, numbers[:500])["puzzles"] == task.raw(split, numbers[:500])["puzzles"]).all()
     assert SRaven.from_dict(json.loads(json.dumps(task.to_dict()))) == task
     assert task.fingerprint("iid", 5) != plain.fingerprint("iid", 5)
-
-
-@given(st.integers(0, 50), st.integers(1, 9), st.sampled_from(["train", "iid", "compositional"]))
-@settings(max_examples=25, deadline=None)
-def test_an_instance_does_not_depend_on_its_batch(index, size, split):
-    task = SRaven(num_features=3, aligned=((0, 0.9), (300, 0.1)), seed=2)
-    batch = task.sample(split, index, size)
-    alone = task.instances(split, [index * size + size - 1])
-    assert torch.equal(batch.x[-1:], alone.x)
-    assert torch.equal(batch.y[-1:], alone.y)
-    for name, value in alone.info.items():
-        assert torch.equal(batch.info[name][-1:], value)
 
 
 def test_scores_by_hand():

@@ -72,10 +72,10 @@ def test_two_processes_agree_with_one(alone, tmp_path, options):
 
 
 @pytest.mark.parametrize("options", [[], ["--fsdp"]], ids=["ddp", "fsdp"])
-def test_hints_agree_as_well(tmp_path, options):
-    """In float64: a small model on SRAVEN, with or without hints, blows up float32's rounding within ten steps."""
+def test_auxiliary_targets_agree_as_well(tmp_path, options):
+    """In float64: a small model on SRAVEN, whatever its targets, blows up float32's rounding within ten steps."""
     sizes = SIZES.replace("--num-points 7", "--num-features 2")
-    settings = "--preset sraven-small --num-layers 3 --hint 1 --steps 10 --threads 1 --precision float64"
+    settings = "--preset sraven-small --num-layers 3 --auxiliary-weight 1 --steps 10 --threads 1 --precision float64"
     run = f"train sraven {settings} {sizes} {EVALUATION}".split()
     finish([sys.executable, "-m", "headcode", *run, "--out", str(tmp_path / "one")])
     finish(torchrun(2, [*run, "--out", str(tmp_path / "two"), *options]))

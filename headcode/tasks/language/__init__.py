@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headcode.files import read_object
-from headcode.tasks.base import Batch, Task, check_share
+from headcode.tasks.base import Batch, Task
+from headcode.tasks.compositions import check_share
 from headcode.tasks.language.shards import TOKENIZER_FILE, TokenShards, open_shards, remember
 from headcode.tasks.language.shuffle import key_of, shuffled
 
@@ -39,6 +40,10 @@ class LanguageModelling(Task):
     task_id: ClassVar[int] = 3
     version: ClassVar[int] = 1
     objective: ClassVar[str] = "classification"
+    main_metric: ClassVar[str] = "bits_per_byte"
+    derived_fields: ClassVar[tuple[str, ...]] = ("shards", "tokenizer_hash")
+    causal: ClassVar[bool] = True
+    reads_text: ClassVar[bool] = True
     scores_in_place: ClassVar[bool] = True
 
     tokenizer: Literal["bpe", "bytes", "file"] = "bpe"
@@ -122,6 +127,9 @@ class LanguageModelling(Task):
 
     def split_size(self, split: str) -> int | None:
         return None if split == "train" else self._num_windows(self.text, self._checked_split(split))
+
+    def missing(self) -> str:
+        return "" if self.shards else "has no text"
 
     def run_files(self) -> dict[str, bytes]:
         shards = self.text
