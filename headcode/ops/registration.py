@@ -19,8 +19,8 @@ from headcode.ops.registry import VALUE_NETS
 BACKENDS = {
     "chunked": "headcode.ops.chunked",
     "cpu": "headcode.ops.cpu",
-    "triton": "headcode.ops.gpu",
-    "checked": "headcode.ops.gpu_check",
+    "triton": "headcode.ops.triton.backend",
+    "checked": "headcode.ops.triton.checked",
 }
 """name -> module; imported at first use, so that a backend's own requirements are never needed before it is.
 `checked` is what `auto` takes for `triton`."""

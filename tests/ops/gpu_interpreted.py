@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from test_cpu_values import fused as fused_by
 from test_cpu_values import missed_by_plain, plain, relative_error, size
 
-from headcode.ops import _gpu_plan, _gpu_tuning, explain_backend, gpu, hyper_attention, reference
-from headcode.ops._gpu_tuning import Tiles
+from headcode.ops import explain_backend, hyper_attention, reference
 from headcode.ops.dropout import keep_mask
 from headcode.ops.options import AttentionInputs, AttentionOptions
 from headcode.ops.registration import registered as forward_op
 from headcode.ops.registration import registered_backward as backward_op
+from headcode.ops.triton import backend as gpu
+from headcode.ops.triton import plan, tuning
+from headcode.ops.triton.tuning import Tiles
 
 assert gpu.INTERPRETED
 FORWARD_BOUND, GRADIENT_BOUND = 1e-4, 1e-3
@@ -29,7 +31,7 @@ NAMES = ("out", "q", "k", "v", "band")
 @pytest.fixture(autouse=True)
 def settings_of_the_library(monkeypatch):
     """Tests that set tiles or precision do so until they end."""
-    monkeypatch.setattr(_gpu_tuning, "first_guess", _gpu_tuning.first_guess)
+    monkeypatch.setattr(tuning, "first_guess", tuning.first_guess)
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
@@ -49,7 +51,7 @@ def use_tiles(queries, keys, matrix_units=False):
         chunks = (16 if call.qk_wide else 4, 16 if call.v_wide else 4)
         return Tiles(rows, rows if kind == "band" else cols, *chunks, 4)
 
-    _gpu_tuning.first_guess = tiles
+    tuning.first_guess = tiles
 
 
 fused = functools.partial(fused_by, backend=gpu)
@@ -178,7 +180,7 @@ def test_wide_heads_in_several_chunks(norm, value_net, matrix_units):
 def test_many_tiles_with_the_librarys_own_cut(norm, value_net, width, precision):
     """Longer than PACK_FROM_LENGTH, below which inputs are read where they are."""
     torch.set_float32_matmul_precision(precision)
-    keys = _gpu_plan.PACK_FROM_LENGTH + 3
+    keys = plan.PACK_FROM_LENGTH + 3
     mask = torch.rand(1, 1, 1, keys, generator=torch.Generator().manual_seed(1)) > 0.2
     options = options_of(37, keys, causal=True, norm=norm, value_net=value_net, dropout=0.1, dropout_seed=2**50 + 3)
     check(tensors_of(1, 5, 37, keys, width, width, mask), options)
@@ -349,7 +351,7 @@ def test_the_public_op_takes_it_by_name_and_never_by_itself():
 
 
 def test_a_bias_gradient_that_nobody_needs_is_not_computed(monkeypatch):
-    monkeypatch.setattr(_gpu_plan.GpuCall, "band_gradient", lambda self: pytest.fail("computed"))
+    monkeypatch.setattr(plan.TritonCall, "band_gradient", lambda self: pytest.fail("computed"))
     q, k, v = (torch.randn(1, 2, 3, 2, requires_grad=True) for _ in range(3))
     hyper_attention(q, k, v, relative_bias=torch.randn(2, 5), backend="triton").sum().backward()
     assert q.grad is not None and k.grad is not None and v.grad is not None
