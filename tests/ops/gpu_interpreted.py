@@ -248,9 +248,11 @@ def test_rms_head_over_one_head_keeps_the_little_gradient_that_is_left(value_net
 @pytest.mark.parametrize("shape", [(0, 2, 3, 5), (2, 3, 0, 5), (2, 3, 5, 0)])
 def test_nothing_to_do(shape):
     batch, heads, queries, keys = shape
-    tensors = tensors_of(batch, heads, queries, keys, 2, 3)
-    for result, like in zip(fused(*tensors, options_of(queries, keys)), (5, 0, 1, 2, 4), strict=True):
-        assert result.shape == tensors[like].shape and (result == 0).all()
+    q, k, v, _, band, grad = tensors_of(batch, heads, queries, keys, 2, 3)
+    wanted = [t.requires_grad_() for t in (q, k, v, band)]
+    out = hyper_attention(q, k, v, relative_bias=band, backend="triton")
+    for result, like in zip((out, *torch.autograd.grad(out, wanted, grad)), (grad, *wanted), strict=True):
+        assert result.shape == like.shape and (result == 0).all()
 
 
 def test_any_strides():

@@ -85,10 +85,6 @@ def forward(inputs: AttentionInputs, options: AttentionOptions, *, out: Tensor, 
     """Fill `out` (B, H, Tq, Dv) and, for softmax, `saved` (B, H, Tq)."""
     from headcode.ops.triton.plan import TritonCall
 
-    if out.numel() == 0 or inputs.k.shape[2] == 0:
-        out.zero_()
-        saved.zero_()
-        return
     call = TritonCall(inputs, options, saved)
     if options.norm == "softmax":
         call.run("log_sums")
@@ -109,11 +105,6 @@ def backward(
     """Fill the gradients of q, k, v and, where asked for, of the band."""
     from headcode.ops.triton.plan import TritonCall
 
-    if out.numel() == 0 or inputs.k.shape[2] == 0:
-        for gradient in gradients:
-            if gradient is not None:
-                gradient.zero_()
-        return
     call = TritonCall(inputs, options, saved)
     two_layer = options.value_net != "linear"
     if options.norm == "softmax":

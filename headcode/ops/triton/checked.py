@@ -59,8 +59,7 @@ class Kind(NamedTuple):
     dropout: bool
 
 
-def saved_shape(batch: int, heads: int, queries: int, norm: str) -> list[int]:
-    return backend.saved_shape(batch, heads, queries, norm)
+saved_shape = backend.saved_shape
 
 
 def forward(inputs: AttentionInputs, options: AttentionOptions, *, out: Tensor, saved: Tensor) -> None:
