@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,11 @@ class AttentionCall(NamedTuple):
     """The queries are another sequence than the keys, with positions of their own."""
     use: int
     """Which use of the layer in one pass this is: 0, unless a model applies it several times."""
+
+    def arguments(self) -> dict[str, Any]:
+        """What `hyper_attention` and `attention_codes` take alike, besides q and k."""
+        names = ("mask", "bias", "relative_bias", "causal", "norm", "query_offset")
+        return {name: getattr(self, name) for name in names}
 
 
 class HyperAttention(nn.Module):
@@ -214,19 +219,12 @@ class HyperAttention(nn.Module):
 
     def _attend(self, call: AttentionCall, v: Tensor, dropout_seed: int | None) -> Tensor:
         return hyper_attention(
-            call.q,
-            call.k,
-            v,
-            mask=call.mask,
-            bias=call.bias,
-            relative_bias=call.relative_bias,
-            causal=call.causal,
-            norm=self.norm,
+            *(call.q, call.k, v),
+            **call.arguments(),
             value_net=self.value_net,
             pooling=self.pooling,
             dropout=self.dropout if self.training else 0.0,
             dropout_seed=dropout_seed,
-            query_offset=call.query_offset,
             backend=self.backend,
         )
 

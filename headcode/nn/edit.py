@@ -56,16 +56,7 @@ class _Editor:
 
     def __call__(self, call: AttentionCall, v: Tensor) -> Tensor:
         layer = self.numbers[call.use]
-        codes = attention_codes(
-            call.q,
-            call.k,
-            mask=call.mask,
-            bias=call.bias,
-            relative_bias=call.relative_bias,
-            causal=call.causal,
-            norm=call.norm,
-            query_offset=call.query_offset,
-        )
+        codes = attention_codes(call.q, call.k, **call.arguments())
         if layer in self.wanted:
             edited = self.edit(layer, codes)
             if not isinstance(edited, Tensor) or edited.shape != codes.shape:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_cpu_values import fused as fused_by
 from test_cpu_values import missed_by_plain, plain, relative_error, size
+from test_registration import check_compiled
 
 from headcode.ops import explain_backend, hyper_attention, reference
 from headcode.ops.dropout import keep_mask
@@ -325,22 +326,7 @@ def test_opcheck(norm, value_net):
 
 
 def test_torch_compile_traces_the_op_by_its_fake_kernel():
-    torch._dynamo.reset()
-
-    def function(q, k, v, band, seed):
-        options = {"relative_bias": band, "causal": True, "dropout": 0.2, "dropout_seed": seed}
-        return hyper_attention(q, k, v, backend="triton", **options).sin()
-
-    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-    for seed in (1, 2**61):
-        torch.manual_seed(seed % 97)
-        inputs = [torch.randn(2, 3, 5, 2), torch.randn(2, 3, 7, 2), torch.randn(2, 3, 7, 4), torch.randn(3, 11)]
-        inputs = [t.requires_grad_() for t in inputs]
-        eager, traced = function(*inputs, seed), compiled(*inputs, seed)
-        torch.testing.assert_close(traced, eager)
-        expected = torch.autograd.grad(eager.sum(), inputs)
-        for actual, wanted in zip(torch.autograd.grad(traced.sum(), inputs), expected, strict=True):
-            torch.testing.assert_close(actual, wanted)
+    check_compiled("triton", "aot_eager", seeds=(1, 2**61))
 
 
 def test_the_public_op_takes_it_by_name_and_never_by_itself():
