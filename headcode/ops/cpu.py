@@ -71,6 +71,10 @@ def saved_shape(batch: int, heads: int, queries: int, norm: str) -> list[int]:
 
 def forward(inputs: AttentionInputs, options: AttentionOptions, *, out: Tensor, saved: Tensor) -> None:
     """Fill `out` (B, H, Tq, Dv) and, for softmax, `saved` (B, H, Tq)."""
+    if out.numel() == 0 or inputs.k.shape[2] == 0:
+        out.zero_()
+        saved.zero_()
+        return
     _forward(inputs, options, out, saved)
     if _may_leak(inputs, options, out):
         chunked.forward(inputs, options, out=out, saved=saved)
@@ -105,6 +109,11 @@ def backward(
     gradients: AttentionGradients,
 ) -> None:
     """Fill the gradients of q, k, v and, where asked for, of the band."""
+    if out.numel() == 0 or inputs.k.shape[2] == 0:
+        for gradient in gradients:
+            if gradient is not None:
+                gradient.zero_()
+        return
     _backward(grad, inputs, options, out, saved, gradients)
     # A pair that leaks has a NaN as the gradient of its score, and that is summed into the gradient of q.
     if _may_leak(inputs, options, gradients.q):
