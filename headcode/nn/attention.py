@@ -44,8 +44,8 @@ class AttentionCall(NamedTuple):
     use: int
     """Which use of the layer in one pass this is: 0, unless a model applies it several times."""
 
-    def arguments(self) -> dict[str, Any]:
-        """What `hyper_attention` and `attention_codes` take alike, besides q and k."""
+    def code_arguments(self) -> dict[str, Any]:
+        """What decides the codes beside q and k, as arguments of `hyper_attention` and `attention_codes`."""
         names = ("mask", "bias", "relative_bias", "causal", "norm", "query_offset")
         return {name: getattr(self, name) for name in names}
 
@@ -219,8 +219,10 @@ class HyperAttention(nn.Module):
 
     def _attend(self, call: AttentionCall, v: Tensor, dropout_seed: int | None) -> Tensor:
         return hyper_attention(
-            *(call.q, call.k, v),
-            **call.arguments(),
+            call.q,
+            call.k,
+            v,
+            **call.code_arguments(),
             value_net=self.value_net,
             pooling=self.pooling,
             dropout=self.dropout if self.training else 0.0,

@@ -56,7 +56,7 @@ class _Editor:
 
     def __call__(self, call: AttentionCall, v: Tensor) -> Tensor:
         layer = self.numbers[call.use]
-        codes = attention_codes(call.q, call.k, **call.arguments())
+        codes = attention_codes(call.q, call.k, **call.code_arguments())
         if layer in self.wanted:
             edited = self.edit(layer, codes)
             if not isinstance(edited, Tensor) or edited.shape != codes.shape:
