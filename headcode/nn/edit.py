@@ -23,6 +23,7 @@ def edit_codes(model: nn.Module, edit: Edit, *, layers: int | Sequence[int] | No
     on to give the codes before the edit.
 
     Example:
+        >>> import torch
         >>> from headcode.nn import ModelConfig, Transformer
         >>> model = Transformer(ModelConfig(input_dim=5, output_dim=1, max_length=16))
         >>> with edit_codes(model, lambda layer, codes: codes * 0, layers=[0, 1]):
