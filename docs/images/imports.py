@@ -1,6 +1,6 @@
 """Draws which room of the package imports which, docs/images/imports.png: python docs/images/imports.py
 
-An arrow that follows from others is left out: nn imports ops and train imports nn, so train's arrow to ops is not drawn.
+An arrow that follows from others is left out: nn imports ops and train imports nn, so train → ops is not drawn.
 """
 
 import ast

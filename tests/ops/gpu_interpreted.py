@@ -5,18 +5,24 @@ any kernel is decorated.
 """
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headcode.ops import _gpu_plan, _gpu_tuning, explain_backend, gpu, hyper_attention, reference
-from headcode.ops._gpu_tuning import Tiles
+from headcode.ops import explain_backend, hyper_attention, reference
 from headcode.ops.dropout import keep_mask
-from headcode.ops.registration import hyper_attention as forward_op
-from headcode.ops.registration import hyper_attention_backward as backward_op
+from headcode.ops.options import AttentionInputs, AttentionOptions
+from headcode.ops.registration import registered as forward_op
+from headcode.ops.registration import registered_backward as backward_op
+from headcode.ops.triton import backend as gpu
+from headcode.ops.triton import plan, tuning
+from headcode.ops.triton.tuning import Tiles
+from tests.ops.test_cpu_values import fused as fused_by
 from tests.ops.test_cpu_values import missed_by_plain, plain, relative_error, size
+from tests.ops.test_registration import check_compiled
 
 assert gpu.INTERPRETED
 FORWARD_BOUND, GRADIENT_BOUND = 1e-4, 1e-3
@@ -26,7 +32,7 @@ NAMES = ("out", "q", "k", "v", "band")
 @pytest.fixture(autouse=True)
 def settings_of_the_library(monkeypatch):
     """Tests that set tiles or precision do so until they end."""
-    monkeypatch.setattr(_gpu_tuning, "first_guess", _gpu_tuning.first_guess)
+    monkeypatch.setattr(tuning, "first_guess", tuning.first_guess)
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
@@ -46,29 +52,10 @@ def use_tiles(queries, keys, matrix_units=False):
         chunks = (16 if call.qk_wide else 4, 16 if call.v_wide else 4)
         return Tiles(rows, rows if kind == "band" else cols, *chunks, 4)
 
-    _gpu_tuning.first_guess = tiles
+    tuning.first_guess = tiles
 
 
-def fused(q, k, v, mask, band, grad, options, need_band=True):
-    """Output and gradients from buffers that were filled with NaN: a cell that is not written shows."""
-
-    def buffer(*shape):
-        return torch.full(shape, float("nan"), dtype=q.dtype)
-
-    saved = torch.full(gpu.saved_shape(*q.shape[:3], options["norm"]), float("nan"))
-    out = buffer(*grad.shape)
-    gradients = [buffer(*t.shape) for t in (q, k, v)] + [None if band is None or not need_band else buffer(*band.shape)]
-    gpu.forward(q, k, v, mask, None, band, out=out, saved=saved, **options)
-    names = ("grad_q", "grad_k", "grad_v", "grad_relative_bias")
-    gpu.backward(
-        *(grad, q, k, v, mask, None, band),
-        out=out,
-        saved=saved,
-        grad_bias=None,
-        **dict(zip(names, gradients, strict=True)),
-        **options,
-    )
-    return [out, *(t for t in gradients if t is not None)]
+fused = functools.partial(fused_by, backend=gpu)
 
 
 def double(t):
@@ -90,9 +77,8 @@ def check(tensors, options, bounds=(FORWARD_BOUND, GRADIENT_BOUND)):
 
 
 def options_of(queries, keys, **changes):
-    options = {"causal": False, "scale": 0.5, "norm": "rms_head", "value_net": "relu", "pooling": "sum"}
-    options |= {"dropout": 0.0, "dropout_seed": 0, "query_offset": keys - queries}
-    return options | changes
+    options = AttentionOptions(False, 0.5, "rms_head", "relu", "sum", 0.0, 0, query_offset=keys - queries)
+    return replace(options, **changes)
 
 
 def tensors_of(batch, heads, queries, keys, qk_width, v_width, mask=None, band=True, dtype=torch.float32, seed=0):
@@ -124,16 +110,16 @@ def problems(draw, lengths=LENGTHS, widths=WIDTHS, heads=HEADS):
     tensors = tensors_of(
         batch, heads, queries, keys, qk_width, v_width, mask, draw(st.booleans()), seed=draw(st.integers(0, 2**32))
     )
-    options = {
-        "causal": draw(st.booleans()),
-        "scale": draw(st.sampled_from([1.0, qk_width**-0.5])),
-        "norm": draw(st.sampled_from(gpu.NORMS)),
-        "value_net": draw(st.sampled_from(gpu.NETS)),
-        "pooling": draw(st.sampled_from(["sum", "mean"])),
-        "dropout": draw(st.sampled_from([0.0, 0.1, 0.7])),
-        "dropout_seed": draw(st.integers(0, 2**63 - 1)),
-        "query_offset": draw(st.sampled_from([keys - queries, 0, keys - queries + 3, -2])),
-    }
+    options = AttentionOptions(
+        causal=draw(st.booleans()),
+        scale=draw(st.sampled_from([1.0, qk_width**-0.5])),
+        norm=draw(st.sampled_from(gpu.NORMS)),
+        value_net=draw(st.sampled_from(gpu.NETS)),
+        pooling=draw(st.sampled_from(["sum", "mean"])),
+        dropout=draw(st.sampled_from([0.0, 0.1, 0.7])),
+        dropout_seed=draw(st.integers(0, 2**63 - 1)),
+        query_offset=draw(st.sampled_from([keys - queries, 0, keys - queries + 3, -2])),
+    )
     tiles = (*draw(st.sampled_from([(4, 8), (8, 4), (16, 16)])), draw(st.booleans()))
     return tiles, tensors, options
 
@@ -195,7 +181,7 @@ def test_wide_heads_in_several_chunks(norm, value_net, matrix_units):
 def test_many_tiles_with_the_librarys_own_cut(norm, value_net, width, precision):
     """Longer than PACK_FROM_LENGTH, below which inputs are read where they are."""
     torch.set_float32_matmul_precision(precision)
-    keys = _gpu_plan.PACK_FROM_LENGTH + 3
+    keys = plan.PACK_FROM_LENGTH + 3
     mask = torch.rand(1, 1, 1, keys, generator=torch.Generator().manual_seed(1)) > 0.2
     options = options_of(37, keys, causal=True, norm=norm, value_net=value_net, dropout=0.1, dropout_seed=2**50 + 3)
     check(tensors_of(1, 5, 37, keys, width, width, mask), options)
@@ -229,9 +215,9 @@ def test_the_dropout_mask_is_every_backends():
         q, k = torch.ones(1, 1, queries, 1), torch.ones(1, 1, keys, 1)
         v = torch.eye(keys)[None, None]
         options = options_of(queries, keys, norm="none", value_net="linear", scale=1.0)
-        options |= {"dropout": dropout, "dropout_seed": seed, "query_offset": offset}
+        options = replace(options, dropout=dropout, dropout_seed=seed, query_offset=offset)
         out = torch.empty(1, 1, queries, keys)
-        gpu.forward(q, k, v, None, None, None, out=out, saved=torch.empty(0), **options)
+        gpu.forward(AttentionInputs(q, k, v), options, out=out, saved=torch.empty(0))
         assert torch.equal(out[0, 0] > 0, keep_mask(dropout, seed, queries, keys, offset))
 
 
@@ -252,8 +238,7 @@ def test_rms_head_over_one_head_keeps_the_little_gradient_that_is_left(value_net
     torch.manual_seed(0)
     q, k = torch.rand(1, 1, 3, 4) + 0.5, torch.rand(1, 1, 5, 4) + 0.5
     v, grad = torch.randn(1, 1, 5, 4), torch.randn(1, 1, 3, 4)
-    options = {"norm": "rms_head", "value_net": value_net, "pooling": "sum", "scale": 1.0, "causal": False}
-    options |= {"dropout": 0.0, "dropout_seed": 0, "query_offset": 0}
+    options = options_of(0, 0, value_net=value_net, scale=1.0)
     use_tiles(2, 2)
     actual = fused(q, k, v, None, None, grad, options)
     wanted = plain(*(t.double() for t in (q, k, v)), None, None, grad.double(), options)
@@ -264,9 +249,11 @@ def test_rms_head_over_one_head_keeps_the_little_gradient_that_is_left(value_net
 @pytest.mark.parametrize("shape", [(0, 2, 3, 5), (2, 3, 0, 5), (2, 3, 5, 0)])
 def test_nothing_to_do(shape):
     batch, heads, queries, keys = shape
-    tensors = tensors_of(batch, heads, queries, keys, 2, 3)
-    for result, like in zip(fused(*tensors, options_of(queries, keys)), (5, 0, 1, 2, 4), strict=True):
-        assert result.shape == tensors[like].shape and (result == 0).all()
+    q, k, v, _, band, grad = tensors_of(batch, heads, queries, keys, 2, 3)
+    wanted = [t.requires_grad_() for t in (q, k, v, band)]
+    out = hyper_attention(q, k, v, relative_bias=band, backend="triton")
+    for result, like in zip((out, *torch.autograd.grad(out, wanted, grad)), (grad, *wanted), strict=True):
+        assert result.shape == like.shape and (result == 0).all()
 
 
 def test_any_strides():
@@ -301,7 +288,7 @@ def test_values_outside_the_mask_are_never_read_into_the_result():
         clean = [t[:, :, :5] if i in (1, 2) else t for i, t in enumerate(tensors)]
         clean[3], clean[4] = None, tensors[4][:, :9]
         out = fused(*tensors, options)[0]
-        wanted = plain(*map(double, clean), options | {"query_offset": 0})[0]
+        wanted = plain(*map(double, clean), replace(options, query_offset=0))[0]
         assert relative_error(out, wanted) <= FORWARD_BOUND
 
 
@@ -334,41 +321,25 @@ def test_opcheck(norm, value_net):
     plain_arguments = arguments(norm, value_net, requires_grad=False)
     out, saved = forward_op(*plain_arguments)
     for need_band in (True, False):
-        rest = (*plain_arguments[:6], out, saved, *plain_arguments[6:], False, need_band)
+        rest = (*plain_arguments, out, saved, False, need_band)
         torch.library.opcheck(backward_op, (torch.randn_like(out), *rest))
 
 
 def test_torch_compile_traces_the_op_by_its_fake_kernel():
-    torch._dynamo.reset()
-
-    def function(q, k, v, band, seed):
-        options = {"relative_bias": band, "causal": True, "dropout": 0.2, "dropout_seed": seed}
-        return hyper_attention(q, k, v, backend="triton", **options).sin()
-
-    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-    for seed in (1, 2**61):
-        torch.manual_seed(seed % 97)
-        inputs = [torch.randn(2, 3, 5, 2), torch.randn(2, 3, 7, 2), torch.randn(2, 3, 7, 4), torch.randn(3, 11)]
-        inputs = [t.requires_grad_() for t in inputs]
-        eager, traced = function(*inputs, seed), compiled(*inputs, seed)
-        torch.testing.assert_close(traced, eager)
-        expected = torch.autograd.grad(eager.sum(), inputs)
-        for actual, wanted in zip(torch.autograd.grad(traced.sum(), inputs), expected, strict=True):
-            torch.testing.assert_close(actual, wanted)
+    check_compiled("triton", "aot_eager", seeds=(1, 2**61))
 
 
 def test_the_public_op_takes_it_by_name_and_never_by_itself():
     q, k, v = (torch.randn(2, 3, 5, 4) for _ in range(3))
     assert explain_backend(q, k, v).name == "cpu"
     assert "interpreter is for checks" in explain_backend(q, k, v).rejected["triton"]
-    wanted = reference.hyper_attention(
-        *map(double, (q, k, v)), None, None, None, **options_of(5, 5, scale=0.5, value_net="gelu")
-    )
+    inputs = AttentionInputs(*map(double, (q, k, v)))
+    wanted = reference.hyper_attention(inputs, options_of(5, 5, scale=0.5, value_net="gelu"))
     assert relative_error(hyper_attention(q, k, v, value_net="gelu", backend="triton"), wanted) <= FORWARD_BOUND
 
 
 def test_a_bias_gradient_that_nobody_needs_is_not_computed(monkeypatch):
-    monkeypatch.setattr(_gpu_plan.GpuCall, "band_gradient", lambda self: pytest.fail("computed"))
+    monkeypatch.setattr(plan.TritonCall, "band_gradient", lambda self: pytest.fail("computed"))
     q, k, v = (torch.randn(1, 2, 3, 2, requires_grad=True) for _ in range(3))
     hyper_attention(q, k, v, relative_bias=torch.randn(2, 5), backend="triton").sum().backward()
     assert q.grad is not None and k.grad is not None and v.grad is not None

@@ -1,6 +1,6 @@
 """From a call to launches: arguments, compile-time constants, tiles, scratch memory.
 
-Kept apart from the kernels so that ahead-of-time compilation (`_gpu_compile`) sees exactly what a launch would pass.
+Kept apart from the kernels so that ahead-of-time compilation (`headcode bench kernels`) sees what a launch would pass.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headcode.ops import _gpu_tuning
 from headcode.ops import dropout as dropout_hash
-from headcode.ops._gpu_tuning import SMALLEST_PRODUCT, Tiles
+from headcode.ops.options import AttentionInputs, AttentionOptions
 from headcode.ops.registry import RMS_EPSILON
+from headcode.ops.triton import tuning
+from headcode.ops.triton.tuning import SMALLEST_PRODUCT, Tiles
 
 WIDE_FROM = SMALLEST_PRODUCT
 """Narrower heads go one dim at a time, without padding."""
@@ -38,32 +39,25 @@ class Launch(NamedTuple):
     tiles: Tiles
 
 
-class GpuCall:
+class TritonCall:
     """One call of the op in the kernels' terms."""
 
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        band: Tensor | None,
-        saved: Tensor,
-        options: dict[str, Any],
-    ) -> None:
+    def __init__(self, inputs: AttentionInputs, options: AttentionOptions, saved: Tensor) -> None:
+        q, k, v, mask, _, band = inputs
         self.mask = None if mask is None else mask.view(torch.uint8)
-        self.options, self.band, self.saved = options, band, saved
+        self.band = None if band is None else band.contiguous()
+        self.options, self.saved = options, saved
         self.delta = saved
         self.batch, self.heads, self.queries, self.qk_width = q.shape
         self.keys, self.v_width = k.shape[2], v.shape[3]
-        self.precision = _gpu_tuning.float32_precision()
+        self.precision = tuning.float32_precision()
         # Float32 in full precision is not for matrix units; tiles of more heads do not fit beside them.
         on_matrix_units = (q.dtype != torch.float32 or self.precision != "ieee") and self.heads <= MOST_HEADS_WIDE
         self.qk_wide, self.v_wide = (on_matrix_units and w >= WIDE_FROM for w in (self.qk_width, self.v_width))
         self.q, self.k = self.laid_out(q, self.qk_wide), self.laid_out(k, self.qk_wide)
         self.v = self.laid_out(v, self.v_wide)
         self.grad = self.v
-        mixes_wide = self.v_wide and options["value_net"] != "linear"
+        mixes_wide = self.v_wide and options.value_net != "linear"
         self.padded_heads = max(power_of_2(self.heads), SMALLEST_PRODUCT if mixes_wide else 1)
 
     def laid_out(self, t: Tensor, wide: bool) -> Tensor:
@@ -77,8 +71,8 @@ class GpuCall:
     def kind(self) -> tuple[Any, ...]:
         """What tiles may depend on; lengths and batch only by their order of magnitude."""
         sizes = tuple(power_of_2(size) for size in (self.batch, self.queries, self.keys))
-        flags = (self.mask is None, self.band is None, self.options["causal"], self.options["dropout"] > 0)
-        names = (self.options["norm"], self.options["value_net"], self.q.dtype, self.precision)
+        flags = (self.mask is None, self.band is None, self.options.causal, self.options.dropout > 0)
+        names = (self.options.norm, self.options.value_net, self.q.dtype, self.precision)
         return (*sizes, self.heads, self.qk_width, self.v_width, *flags, *names)
 
     def outputs(self, kind: str) -> dict[str, Tensor]:
@@ -88,7 +82,7 @@ class GpuCall:
 
     def run(self, kind: str, **outputs: Tensor) -> None:
         """Choose tiles, launch, and bring float32 sums that did not fit on the chip to the outputs."""
-        tiles = _gpu_tuning.choose(self, kind, lambda candidate: self._start(kind, candidate, outputs))
+        tiles = tuning.choose(self, kind, lambda candidate: self._start(kind, candidate, outputs))
         for name, scratch in self._start(kind, tiles, outputs).items():
             outputs[name].copy_(scratch)
 
@@ -108,7 +102,7 @@ class GpuCall:
 
     def band_gradient(self) -> Tensor:
         """(H, Tq+Tk-1), float32."""
-        tiles = _gpu_tuning.choose(self, "band", lambda candidate: self._band_parts(candidate))
+        tiles = tuning.choose(self, "band", lambda candidate: self._band_parts(candidate))
         return sum_band(self._band_parts(tiles), self.queries, self.keys)
 
     def _band_parts(self, tiles: Tiles) -> Tensor:
@@ -154,15 +148,15 @@ class GpuCall:
             log_sums=self.saved,
             num_queries=self.queries,
             num_keys=self.keys,
-            query_offset=self.options["query_offset"],
-            scale=self.options["scale"],
+            query_offset=self.options.query_offset,
+            scale=self.options.scale,
         )
         constants: dict[str, Any] = {
             "H": self.heads,
             "HP": self.padded_heads,
             "D": self.qk_width,
             "DC": min(power_of_2(self.qk_width), tiles.qk_chunk),
-            "CAUSAL": self.options["causal"],
+            "CAUSAL": self.options.causal,
             "MASKED": self.mask is not None,
             "BAND": self.band is not None,
             "QK_WIDE": self.qk_wide,
@@ -171,17 +165,17 @@ class GpuCall:
             "BK": tiles.keys,
         }
         if kind != "log_sums":
-            dropout = self.options["dropout"]
+            dropout = self.options.dropout
             arguments.update(
-                stream=signed(dropout_hash.stream_number(self.options["dropout_seed"])) if dropout > 0 else 0,
+                stream=signed(dropout_hash.stream_number(self.options.dropout_seed)) if dropout > 0 else 0,
                 threshold=signed(dropout_hash.threshold(dropout)) if dropout > 0 else 0,
                 keep_scale=1 / (1 - dropout),
             )
             constants.update(
                 DV=self.v_width,
                 DVC=min(power_of_2(self.v_width), tiles.v_chunk),
-                NORM=self.options["norm"],
-                NET=self.options["value_net"],
+                NORM=self.options.norm,
+                NET=self.options.value_net,
                 DROPOUT=dropout > 0,
                 V_WIDE=self.v_wide,
                 RMS_EPSILON=RMS_EPSILON,
@@ -222,17 +216,17 @@ def compile_options(tiles: Tiles) -> dict[str, Any]:
 
 
 def load_kernel(name: str) -> Any:
-    from headcode.ops import _gpu_kernels
+    from headcode.ops.triton import kernels
 
-    return getattr(_gpu_kernels, name)
+    return getattr(kernels, name)
 
 
 def sum_band(parts: Tensor, queries: int, keys: int) -> Tensor:
     """Sums along diagonals of `band_kernel`'s tiles (groups, diagonals, H, size, size): (H, Tq+Tk-1)."""
-    from headcode.ops.chunked import _dense_to_band
+    from headcode.ops.chunked import dense_to_band
 
     _, diagonals, heads, size, _ = parts.shape
-    lines = _dense_to_band(parts.sum(0).transpose(0, 1).reshape(-1, size, size)).view(heads, diagonals, 2 * size - 1)
+    lines = dense_to_band(parts.sum(0).transpose(0, 1).reshape(-1, size, size)).view(heads, diagonals, 2 * size - 1)
     # Neighbouring diagonals of tiles overlap by all but one of their distances.
     total = parts.new_zeros(heads, diagonals + 1, size)
     total[:, :-1] += lines[:, :, :size]
