@@ -60,7 +60,7 @@ class ModelConfig(Config):
     position: str = "relative"
     """relative (T5 band), rotary, sinusoidal, learned, relative_learned (both of these) or none."""
     position_period: int | None = None
-    """Tokens after which learned positions repeat, such as a row of a grid; None: each token has its own."""
+    """Learned positions repeat after so many tokens, such as a row of a grid; None: each token has its own."""
     causal: bool = False
     qk_norm: bool = False
     share_layers: bool = False

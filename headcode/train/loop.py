@@ -177,9 +177,9 @@ class Trainer:
         self.learner.join(self._group)
         # To read the loss costs nothing on a CPU, but would stall a GPU: there the optimiser itself skips every update
         # from the first bad one on, and the host reads the losses when it logs.
-        self._reads_each_loss = device.type == "cpu" or not self.learner.optimizer.skips_on_device
+        self._looks_each_step = device.type == "cpu" or not self.learner.optimizer.skips_on_device
         self._failed = torch.zeros((), device=device)
-        self._signal_delay = 0 if self._reads_each_loss else SIGNAL_DELAY
+        self._signal_delay = 0 if self._looks_each_step else SIGNAL_DELAY
         self._signals: deque[AsyncScalar] = deque()
         self._restore()
         if self._folder is not None:
@@ -249,7 +249,7 @@ class Trainer:
         """One step of the optimiser, unless the loss or the gradient is not finite."""
         self._losses.append(loss)
         self._norms.append(norm)
-        if self._reads_each_loss:
+        if self._looks_each_step:
             self._settle(self.step)
             self.learner.update(learning_rate, self.step)
         else:
