@@ -21,8 +21,8 @@ from torch import Tensor
 
 from headcode.files import replace_file
 from headcode.nn import HyperAttention, Transformer
-from headcode.ops import cpu
-from headcode.ops.program import BoundProgram
+from headcode.ops.cpu import attention as cpu
+from headcode.ops.cpu.launch import BoundProgram
 from headcode.presets import RunConfig, override, preset
 from headcode.train.cost import step_flops
 from headcode.train.data import Prefetcher

@@ -20,8 +20,8 @@ from headcode.nn.feedforward import GeluFeedForward, SwigluFeedForward
 from headcode.nn.plain import full_name, has_global_hooks, why_called
 from headcode.nn.position import RelativeBias, relative_bucket
 from headcode.ops import cpu, eager
-from headcode.ops.block import COLUMNS, BlockCall, BlockWeights, fused_block
 from headcode.ops.checks import resolve_seed
+from headcode.ops.cpu.block import COLUMNS, BlockCall, BlockWeights, fused_block
 
 if TYPE_CHECKING:
     from headcode.nn.transformer import TransformerBlock

@@ -9,8 +9,9 @@ from fused_helpers import distance, exact, make, run
 from headcode.nn import RelativeBias
 from headcode.nn import fused as fused_module
 from headcode.nn import transformer as transformer_module
-from headcode.ops import METHODS, block_plan
-from headcode.ops import block as block_module
+from headcode.ops import METHODS
+from headcode.ops.cpu import block as block_module
+from headcode.ops.cpu import block_plan
 
 SERVED = ("softmax", "linear", "linear_rms", "hyla", "hyla_unnormed", "hyla_deep_linear", "softmax_hyla")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headcode.ops import cpu
-from headcode.ops.program import ITSELF, UNIT, Area, Place, Program, contiguous
+from headcode.ops.cpu.launch import ITSELF, UNIT, Area, Place, Program, contiguous
 
 pytestmark = pytest.mark.skipif(bool(cpu._NO_KERNELS), reason=f"no kernels: {cpu._NO_KERNELS}")
 
@@ -51,7 +51,7 @@ def test_addresses_are_bound_and_everything_else_stays():
 
 
 def test_a_bound_program_runs_its_kernel_where_it_was_told():
-    from headcode.ops.block_plan import _kernels
+    from headcode.ops.cpu.block_plan import _kernels
 
     parts = torch.randn(3, 40)
     total = torch.full((40,), float("nan"))

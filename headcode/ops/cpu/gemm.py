@@ -15,8 +15,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from headcode.jit import njit
-from headcode.ops._cpu_packing import array_at, stage
-from headcode.ops._simd import (
+from headcode.ops.cpu.packing import array_at, stage
+from headcode.ops.cpu.simd import (
     LANES,
     _address,
     _load,
@@ -31,7 +31,7 @@ from headcode.ops._simd import (
     transpose,
     vector_type,
 )
-from headcode.ops._simd_math import add
+from headcode.ops.cpu.simd_math import add
 
 COLUMNS = 16
 SIX, FOUR, ONE = (0,) * 6, (0,) * 4, (0,)

@@ -10,7 +10,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from headcode.ops._simd import LANES, Builder, Vector, emit_muladd, emit_shuffle, emit_splat, vector_type
+from headcode.ops.cpu.simd import LANES, Builder, Vector, emit_muladd, emit_shuffle, emit_splat, vector_type
 from headcode.ops.dropout import KEY_FACTOR, MIX_FACTORS
 
 

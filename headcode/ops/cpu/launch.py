@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headcode.ops.team import run_native_in_team
+from headcode.ops.cpu.team import run_native_in_team
 
 ITSELF = 0
 """The area of a program's own words."""

@@ -3,7 +3,22 @@
 import numpy as np
 
 from headcode.jit import njit
-from headcode.ops._cpu_packing import (
+from headcode.ops.cpu.attention_stages import (
+    activate,
+    band_start,
+    fill_visible,
+    first_seeing,
+    log_sum,
+    mix_values,
+    num_lanes,
+    pair_factors,
+    rms_inverse,
+    scores,
+    softmax_codes,
+    softmax_statistics,
+    softmax_whole,
+)
+from headcode.ops.cpu.packing import (
     DOUBLE,
     FOUR,
     LINEAR,
@@ -27,22 +42,7 @@ from headcode.ops._cpu_packing import (
     task_range,
     unpack_rows,
 )
-from headcode.ops._cpu_stages import (
-    activate,
-    band_start,
-    fill_visible,
-    first_seeing,
-    log_sum,
-    mix_values,
-    num_lanes,
-    pair_factors,
-    rms_inverse,
-    scores,
-    softmax_codes,
-    softmax_statistics,
-    softmax_whole,
-)
-from headcode.ops._simd import (
+from headcode.ops.cpu.simd import (
     LANES,
     add_lane_sums,
     constant,
@@ -55,7 +55,7 @@ from headcode.ops._simd import (
     take_next,
     zero_rows,
 )
-from headcode.ops._simd_math import multiply
+from headcode.ops.cpu.simd_math import multiply
 
 
 @stage

@@ -7,11 +7,11 @@ two, whose rows would all want the same places of the cache.
 
 import numpy as np
 
-from headcode.ops._cpu_packing import SILU, stage
-from headcode.ops._cpu_stages import activate
-from headcode.ops._gelu_kernels import value_and_slope
-from headcode.ops._simd import LANES, constant, load, muladd, rolled, store
-from headcode.ops._simd_math import add, lane_sum, multiply, subtract
+from headcode.ops.cpu.activations import value_and_slope
+from headcode.ops.cpu.attention_stages import activate
+from headcode.ops.cpu.packing import SILU, stage
+from headcode.ops.cpu.simd import LANES, constant, load, muladd, rolled, store
+from headcode.ops.cpu.simd_math import add, lane_sum, multiply, subtract
 
 CHUNK = 96
 PADDING = 16

@@ -16,7 +16,19 @@ afterwards, in a fixed order: results do not depend on the number of threads.
 import numpy as np
 
 from headcode.jit import njit
-from headcode.ops._cpu_packing import (
+from headcode.ops.cpu.attention_stages import (
+    activate,
+    band_start,
+    fill_visible,
+    first_seeing,
+    mix_values,
+    num_lanes,
+    pair_factors,
+    rms_inverse,
+    scores,
+    softmax_codes,
+)
+from headcode.ops.cpu.packing import (
     DOUBLE,
     FOUR,
     GRAD,
@@ -44,19 +56,7 @@ from headcode.ops._cpu_packing import (
     unpack_rows,
     unpack_tile,
 )
-from headcode.ops._cpu_stages import (
-    activate,
-    band_start,
-    fill_visible,
-    first_seeing,
-    mix_values,
-    num_lanes,
-    pair_factors,
-    rms_inverse,
-    scores,
-    softmax_codes,
-)
-from headcode.ops._simd import (
+from headcode.ops.cpu.simd import (
     LANES,
     add_lane_sums,
     constant,
@@ -72,7 +72,7 @@ from headcode.ops._simd import (
     take_next,
     zero_rows,
 )
-from headcode.ops._simd_math import add, divide, multiply, subtract
+from headcode.ops.cpu.simd_math import add, divide, multiply, subtract
 
 
 @stage

@@ -6,7 +6,7 @@ Every task sums the gradients of the weights over its own tokens, in a part of i
 import numpy as np
 
 from headcode.jit import njit
-from headcode.ops._block_stages import (
+from headcode.ops.cpu.block_stages import (
     CHUNK,
     NUMBERS,
     PADDING,
@@ -20,10 +20,10 @@ from headcode.ops._block_stages import (
     row_of,
     sum_rows,
 )
-from headcode.ops._cpu_packing import array_at
-from headcode.ops._simd import LANES, load, rolled, store, take_next
-from headcode.ops._simd_math import add
-from headcode.ops._tiles import add_outer, add_product
+from headcode.ops.cpu.gemm import add_outer, add_product
+from headcode.ops.cpu.packing import array_at
+from headcode.ops.cpu.simd import LANES, load, rolled, store, take_next
+from headcode.ops.cpu.simd_math import add
 
 
 @njit()

@@ -8,8 +8,18 @@ pass.
 import numpy as np
 
 from headcode.jit import njit
-from headcode.ops._cpu_backward import hidden_backward, mix_gradients
-from headcode.ops._cpu_packing import (
+from headcode.ops.cpu.attention_backward import hidden_backward, mix_gradients
+from headcode.ops.cpu.attention_stages import (
+    band_start,
+    fill_visible,
+    first_seeing,
+    mix_values,
+    num_lanes,
+    pair_factors,
+    scores,
+    softmax_codes,
+)
+from headcode.ops.cpu.packing import (
     DOUBLE,
     FOUR,
     GRAD,
@@ -28,18 +38,8 @@ from headcode.ops._cpu_packing import (
     table_at,
     task_range,
 )
-from headcode.ops._cpu_stages import (
-    band_start,
-    fill_visible,
-    first_seeing,
-    mix_values,
-    num_lanes,
-    pair_factors,
-    scores,
-    softmax_codes,
-)
-from headcode.ops._simd import LANES, constant, dot_rows, load, load_rows, muladd, rolled, take_next
-from headcode.ops._simd_math import lane_sum
+from headcode.ops.cpu.simd import LANES, constant, dot_rows, load, load_rows, muladd, rolled, take_next
+from headcode.ops.cpu.simd_math import lane_sum
 
 
 @stage

@@ -10,8 +10,8 @@ import numpy as np
 from numba import carray
 
 from headcode.jit import njit
-from headcode.ops._simd import LANES, constant, load, memory, rolled, store, transpose, transpose_back
-from headcode.ops._simd_math import multiply
+from headcode.ops.cpu.simd import LANES, constant, load, memory, rolled, store, transpose, transpose_back
+from headcode.ops.cpu.simd_math import multiply
 
 # Only `*_kernel` functions are called from Python; the others need no way in from there.
 stage = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)

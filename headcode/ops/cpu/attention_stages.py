@@ -15,8 +15,8 @@ import math
 
 import numpy as np
 
-from headcode.ops._cpu_packing import GELU, RELU, SILU, array_at, stage
-from headcode.ops._simd import (
+from headcode.ops.cpu.packing import GELU, RELU, SILU, array_at, stage
+from headcode.ops.cpu.simd import (
     LANES,
     constant,
     dot_rows,
@@ -30,7 +30,7 @@ from headcode.ops._simd import (
     store_rows,
     zero_rows,
 )
-from headcode.ops._simd_math import (
+from headcode.ops.cpu.simd_math import (
     add,
     divide,
     exp,

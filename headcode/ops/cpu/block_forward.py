@@ -3,7 +3,7 @@
 import numpy as np
 
 from headcode.jit import njit
-from headcode.ops._block_stages import (
+from headcode.ops.cpu.block_stages import (
     CHUNK,
     NUMBERS,
     PADDING,
@@ -14,10 +14,10 @@ from headcode.ops._block_stages import (
     normalise,
     row_of,
 )
-from headcode.ops._cpu_packing import array_at
-from headcode.ops._simd import LANES, load, rolled, store, take_next
-from headcode.ops._simd_math import add
-from headcode.ops._tiles import add_product
+from headcode.ops.cpu.gemm import add_product
+from headcode.ops.cpu.packing import array_at
+from headcode.ops.cpu.simd import LANES, load, rolled, store, take_next
+from headcode.ops.cpu.simd_math import add
 
 
 @njit()

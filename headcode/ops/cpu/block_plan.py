@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from headcode.jit import address_of
-from headcode.ops import cpu
-from headcode.ops.program import Area, Place, Program, Section, Word, contiguous
+from headcode.ops.cpu import attention as cpu
+from headcode.ops.cpu.launch import Area, Place, Program, Section, Word, contiguous
 
 MOST_TASKS = 16
 LEAST_TOKENS = 64
@@ -342,15 +342,15 @@ def _parameter(number: int) -> Place:
 @functools.cache
 def _kernels() -> dict[str, int]:
     """Addresses of the compiled kernels."""
-    from headcode.ops import _block_backward, _block_forward, _tiles
+    from headcode.ops.cpu import block_backward, block_forward, gemm
 
     kernels = {
-        "project": _block_forward.project_kernel,
-        "feed": _block_forward.feed_kernel,
-        "feed_backward": _block_backward.feed_backward_kernel,
-        "project_backward": _block_backward.project_backward_kernel,
-        "pack": _tiles.pack_kernel,
-        "sum": _tiles.sum_kernel,
+        "project": block_forward.project_kernel,
+        "feed": block_forward.feed_kernel,
+        "feed_backward": block_backward.feed_backward_kernel,
+        "project_backward": block_backward.project_backward_kernel,
+        "pack": gemm.pack_kernel,
+        "sum": gemm.sum_kernel,
     }
     return {name: address_of(kernel) for name, kernel in kernels.items()}
 
@@ -358,7 +358,7 @@ def _kernels() -> dict[str, int]:
 @functools.cache
 def _record() -> tuple[str, ...]:
     """The fields of the record that describes a launch, in their order."""
-    from headcode.ops._block_stages import BLOCK_SPEC
+    from headcode.ops.cpu.block_stages import BLOCK_SPEC
 
     return BLOCK_SPEC.names or ()
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headcode.ops import cpu
 from headcode.ops import dropout as dropout_hash
-from headcode.ops.block_plan import BlockPlan, BlockSizes, plan_block
+from headcode.ops.cpu import attention as cpu
+from headcode.ops.cpu.block_plan import BlockPlan, BlockSizes, plan_block
 
 COLUMNS = 16
 """All widths must be multiples of it: the kernels' tiles are that wide."""

@@ -21,8 +21,8 @@ from torch import Tensor
 from headcode.jit import address_of, why_disabled
 from headcode.ops import chunked
 from headcode.ops import dropout as dropout_hash
+from headcode.ops.cpu.team import run_native_in_team
 from headcode.ops.registry import RMS_EPSILON
-from headcode.ops.team import run_native_in_team
 
 if TYPE_CHECKING:
     from headcode.ops.backends import Problem
@@ -348,7 +348,7 @@ class AttentionCall:
 
     def record(self, table: Any) -> list[Any]:
         """The words of a record, whose table of tensors is at that address."""
-        from headcode.ops._cpu_packing import SPEC
+        from headcode.ops.cpu.packing import SPEC
 
         return [table if field == "tensors" else self.fields.get(field, 0) for field in SPEC.names or ()]
 
@@ -360,7 +360,7 @@ def table_of(tensors: Sequence[Any]) -> list[Any]:
 
 
 def _launch(name: str, call: AttentionCall, tensors: Sequence[Tensor]) -> None:
-    from headcode.ops._cpu_packing import SPEC
+    from headcode.ops.cpu.packing import SPEC
 
     table = np.array(table_of(tensors))
     record = np.array([tuple(call.record(table.ctypes.data))], SPEC)
@@ -369,13 +369,13 @@ def _launch(name: str, call: AttentionCall, tensors: Sequence[Tensor]) -> None:
 
 @functools.cache
 def _kernel(name: str, variant: str) -> int:
-    module = importlib.import_module(f"headcode.ops._cpu_{name}")
+    module = importlib.import_module(f"headcode.ops.cpu.attention_{name}")
     return address_of(getattr(module, f"{name}{variant}_kernel"))
 
 
 def _sum_parts(parts: Tensor) -> Tensor:
     """The sum over the first axis, always in the same order: torch's depends on the number of threads."""
-    from headcode.ops._cpu_packing import sum_parts_kernel
+    from headcode.ops.cpu.packing import sum_parts_kernel
 
     sum_parts_kernel(parts.view(parts.shape[0], -1).numpy())
     return parts[0]

@@ -5,9 +5,9 @@ import math
 import numpy as np
 
 from headcode.jit import njit
-from headcode.ops._cpu_packing import stage
-from headcode.ops._simd import LANES, constant, load, muladd, store
-from headcode.ops._simd_math import add, divide, exp_within, maximum, multiply, subtract, where_positive
+from headcode.ops.cpu.packing import stage
+from headcode.ops.cpu.simd import LANES, constant, load, muladd, store
+from headcode.ops.cpu.simd_math import add, divide, exp_within, maximum, multiply, subtract, where_positive
 
 # The tanh form is x · sigmoid(u) with u = 2·sqrt(2/π)·(x + 0.044715·x³); one exponential gives the value and the slope.
 LINEAR = 2 * math.sqrt(2 / math.pi)
