@@ -128,6 +128,7 @@ def launches(variant: Variant) -> dict[str, Any]:
     """Every launch of a forward and backward pass with a band, dropout, a padding mask and causality, on no device."""
     from headcode.ops._gpu_plan import GpuCall
     from headcode.ops._gpu_tuning import first_guess
+    from headcode.ops.options import AttentionInputs, AttentionOptions
 
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if variant.tf32 else "highest")
@@ -140,9 +141,17 @@ def launches(variant: Variant) -> dict[str, Any]:
         saved = torch.empty([batch, variant.heads, length] if variant.norm == "softmax" else [0], device="meta")
         mask = torch.empty(batch, 1, 1, length, dtype=torch.bool, device="meta")
         band = torch.empty(variant.heads, 2 * length - 1, dtype=dtype, device="meta")
-        options = {"norm": variant.norm, "value_net": variant.value_net, "causal": True, "scale": 0.5}
-        options |= {"pooling": "sum", "dropout": 0.1, "dropout_seed": 1, "query_offset": 0}
-        call = GpuCall(q, k, v, mask, band, saved, options)
+        options = AttentionOptions(
+            causal=True,
+            scale=0.5,
+            norm=variant.norm,
+            value_net=variant.value_net,
+            pooling="sum",
+            dropout=0.1,
+            dropout_seed=1,
+            query_offset=0,
+        )
+        call = GpuCall(AttentionInputs(q, k, v, mask, None, band), options, saved)
         kinds = ["forward", "query", "key", "band"]
         if variant.norm == "softmax":
             kinds = ["log_sums", *kinds[:1], *([] if variant.value_net == "linear" else ["delta"]), *kinds[1:]]

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from headcode.nn.cache import FastWeightState, KeyValueCache, LayerCache, unchanged_on_error
 from headcode.nn.checks import (
     BACKEND_NAMES,
-    check_dropout,
     check_padding,
     check_queries,
     check_rotary,
@@ -25,7 +24,7 @@ from headcode.nn.initialisation import reset_linear
 from headcode.nn.plain import are_plain_linears
 from headcode.nn.position import RelativeBias, rotate
 from headcode.ops import POOLINGS, VALUE_NETS, hyper_attention, linear_attention_recurrent
-from headcode.ops.checks import check_choice, check_mask, check_tensors, four_axes
+from headcode.ops.options import check_choice, check_dropout, check_flag, check_pair_terms, check_tensors
 
 
 class AttentionCall(NamedTuple):
@@ -106,8 +105,7 @@ class HyperAttention(nn.Module):
         check_choice("position", position, ("none", "relative", "rotary"))
         check_choice("backend", backend, BACKEND_NAMES)
         check_dropout("dropout", dropout)
-        if not isinstance(causal, bool):
-            raise TypeError(f"causal must be True or False, got {causal!r}.")
+        check_flag("causal", causal)
         if position == "relative" and num_buckets is None:
             raise ValueError("position='relative' needs num_buckets: the longest sequence length is a good choice.")
         check_rotary(position, qk_dim, num_heads)
@@ -212,9 +210,7 @@ class HyperAttention(nn.Module):
         """mask and bias with 4 axes and, where they are floating, in q's dtype (autocast may have chosen another)."""
         mask, bias = (t.to(q.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for t in (mask, bias))
         check_tensors(q, k, None, bias)
-        sizes = (q.shape[2], k.shape[2])
-        mask = check_mask(mask, (q.shape[0], 1, *sizes), q)
-        return mask, four_axes("bias", bias, (q.shape[0], self.num_heads, *sizes))
+        return check_pair_terms(mask, bias, q, k)
 
     def _attend(self, call: AttentionCall, v: Tensor, dropout_seed: int | None) -> Tensor:
         return hyper_attention(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from headcode.nn.plain import own_weight
 from headcode.ops import METHODS, NORMS, VALUE_NETS
 from headcode.ops.backends import CANDIDATES
-from headcode.ops.checks import check_choice
+from headcode.ops.options import check_choice
 
 BACKEND_NAMES = ("auto", *CANDIDATES)
 LARGEST_SIZE = 2**31 - 1
@@ -28,13 +28,6 @@ def check_sizes(sizes: dict[str, Any]) -> None:
             raise ValueError(
                 f"{name} must be divisible by num_heads, got {name}={sizes[name]} and num_heads={sizes['num_heads']}."
             )
-
-
-def check_dropout(name: str, dropout: Any) -> None:
-    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)):
-        raise TypeError(f"{name} must be a number, got {dropout!r}.")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"{name} must be at least 0 and below 1, got {dropout}.")
 
 
 def check_cross(cross_layers: int, num_layers: int, causal: bool) -> None:

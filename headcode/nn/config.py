@@ -6,7 +6,6 @@ from headcode.config import Config
 from headcode.nn.checks import (
     BACKEND_NAMES,
     check_cross,
-    check_dropout,
     check_hints,
     check_rotary,
     check_sizes,
@@ -16,7 +15,7 @@ from headcode.nn.checks import (
 from headcode.nn.feedforward import FEEDFORWARDS
 from headcode.nn.position import POSITIONS
 from headcode.ops import POOLINGS, VALUE_NETS
-from headcode.ops.checks import check_choice
+from headcode.ops.options import check_choice, check_dropout
 
 MOST_LAYERS = 4096
 MOST_PARAMETERS = 10**12

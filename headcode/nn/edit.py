@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 
 from headcode.nn.attention import AttentionCall, HyperAttention
 from headcode.nn.capture import find_attentions, layer_numbers
 from headcode.ops import attention_codes
+from headcode.ops.options import AttentionInputs, check_call
 from headcode.ops.reference import apply_codes, visible_pairs
 
 Edit = Callable[[int, Tensor], Tensor]
@@ -72,9 +72,12 @@ class _Editor:
                 given = tuple(edited.shape) if isinstance(edited, Tensor) else type(edited).__name__
                 raise ValueError(f"An edit must return codes of shape {tuple(codes.shape)}, got {given}.")
             codes = edited
-        mask = call.mask
-        if mask is not None and mask.dtype != torch.bool:
-            mask = mask > -torch.inf
-        visible = visible_pairs(mask, call.causal, call.q.shape[2], call.k.shape[2], call.query_offset, v.device)
-        value_net, pooling = self.attention.value_net, self.attention.pooling
-        return apply_codes(codes, v.to(codes.dtype), value_net, pooling, visible).to(v.dtype)
+        inputs, options = check_call(
+            AttentionInputs(call.q, call.k, v, call.mask),
+            causal=call.causal,
+            value_net=self.attention.value_net,
+            pooling=self.attention.pooling,
+            query_offset=call.query_offset,
+        )
+        visible = visible_pairs(inputs, options)
+        return apply_codes(codes, v.to(codes.dtype), options.value_net, options.pooling, visible).to(v.dtype)

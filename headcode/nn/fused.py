@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from headcode.nn.attention import HyperAttention
 from headcode.nn.checks import check_queries
 from headcode.nn.feedforward import GeluFeedForward, SwigluFeedForward
-from headcode.nn.plain import full_name, has_global_hooks, why_called
+from headcode.nn.plain import full_name, why_called
 from headcode.nn.position import RelativeBias, relative_bucket
 from headcode.ops import cpu, eager
-from headcode.ops.checks import resolve_seed
 from headcode.ops.cpu.block import COLUMNS, BlockCall, BlockWeights, fused_block
+from headcode.ops.options import AttentionOptions, resolve_seed
+from headcode.private_api import forward_mode_active, has_global_hooks
 
 if TYPE_CHECKING:
     from headcode.nn.transformer import TransformerBlock
@@ -49,16 +49,16 @@ def run_fused(block: TransformerBlock, x: Tensor, queries: slice | None, dropout
         gated=gated,
         epsilons=(block.attention_norm.eps, block.feedforward_norm.eps),
         buckets=None if relative is None else _places(relative.num_buckets, last - first, x.shape[1], first),
-        attention=(
-            ("causal", attention.causal),
-            ("scale", 1 / math.sqrt(attention.query_proj.out_features // attention.num_heads)),
-            ("norm", attention.norm),
-            ("value_net", attention.value_net),
-            ("pooling", attention.pooling),
-            ("dropout", dropout),
-            ("query_offset", first),
+        attention=AttentionOptions(
+            causal=attention.causal,
+            scale=1 / math.sqrt(attention.query_proj.out_features // attention.num_heads),
+            norm=attention.norm,
+            value_net=attention.value_net,
+            pooling=attention.pooling,
+            dropout=dropout,
+            dropout_seed=seed,
+            query_offset=first,
         ),
-        dropout_seed=seed,
         differentiable=functools.partial(_run_op_by_op, block, queries, seed),
     )
     out = fused_block(x, weights, call)
@@ -200,7 +200,7 @@ def _weight_and_bias(part: nn.Module | None) -> tuple[Any, Any]:
 
 def _why_not_plain(x: Tensor, parameters: list[Any]) -> str | None:
     """Why these are not ordinary float32 numbers, as they are in memory, or what traces or wraps the call."""
-    if torch.is_autocast_enabled("cpu") or torch._C._get_tracing_state() or forward_ad._current_level >= 0:
+    if torch.is_autocast_enabled("cpu") or torch.jit.is_tracing() or forward_mode_active():
         return "the call is traced, under autocast or differentiated forward"
     if any(parameter is None for parameter in parameters):
         return "a weight or a bias is missing"

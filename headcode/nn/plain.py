@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
+
+from headcode.private_api import FakeTensor, has_global_hooks
 
 _ORDINARY = (nn.Parameter, Tensor, FakeTensor)
 """Kinds of tensors whose products are torch's own; `torch.export` traces with fake ones."""

@@ -4,14 +4,14 @@ Layout (batch, head, length, dim) as in torch's scaled_dot_product_attention. Se
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from headcode.ops import reference
-from headcode.ops.backends import BackendChoice, Problem, choose_backend
-from headcode.ops.checks import Call, check_call
+from headcode.ops.backends import BackendChoice, choose_backend
+from headcode.ops.options import AttentionInputs, Problem, check_call
 from headcode.ops.recurrent import linear_attention_recurrent
 from headcode.ops.registry import METHODS, NORMS, POOLINGS, VALUE_NETS, Method, Norm, ValueNet
 
@@ -77,20 +77,26 @@ def hyper_attention(
         >>> hyper_attention(q, k, v, norm="rms_head", value_net="relu").shape
         torch.Size([2, 8, 5, 4])
     """
-    call = check_call(
-        q, k, v, mask, bias, relative_bias, causal, scale, norm, value_net, pooling, dropout, dropout_seed, query_offset
+    inputs, options = check_call(
+        AttentionInputs(q, k, v, mask, bias, relative_bias),
+        causal=causal,
+        scale=scale,
+        norm=norm,
+        value_net=value_net,
+        pooling=pooling,
+        dropout=dropout,
+        dropout_seed=dropout_seed,
+        query_offset=query_offset,
     )
-    choice = choose_backend(_problem(call), backend)
+    choice = choose_backend(Problem.of(inputs, options), backend)
     with _without_autocast(q.device.type):
         if choice.name == "reference":
-            return reference.hyper_attention(*call.tensors, **call.options)  # type: ignore[arg-type]
+            return reference.hyper_attention(inputs, options)
         from headcode.ops import eager, registration
 
         name = "checked" if choice.name == "triton" and backend == "auto" else choice.name
-        arguments = (*call.tensors, *call.options.values(), name)
-        if eager.is_plain(*call.tensors):
-            return eager.hyper_attention(*arguments)
-        return registration.hyper_attention(*arguments)[0]
+        call = eager if eager.is_plain(*inputs) else registration
+        return call.hyper_attention(inputs, options, name)
 
 
 def attention_codes(
@@ -109,13 +115,17 @@ def attention_codes(
 
     The code of the pair (q, k) is `codes[b, :, q, k]`, H numbers. Half-precision inputs give float32 codes.
     """
-    call = check_call(
-        q, k, None, mask, bias, relative_bias, causal, scale, norm, "linear", "sum", 0.0, None, query_offset
+    # The values have no part in the codes; the keys stand in for them.
+    inputs, options = check_call(
+        AttentionInputs(q, k, k, mask, bias, relative_bias),
+        causal=causal,
+        scale=scale,
+        norm=norm,
+        value_net="linear",
+        query_offset=query_offset,
     )
-    _, _, _, mask, bias, relative_bias = call.tensors
-    options = {name: call.options[name] for name in ("causal", "scale", "norm", "query_offset")}
     with _without_autocast(q.device.type):
-        return reference.attention_codes(q, k, mask, bias, relative_bias, **options)
+        return reference.attention_codes(inputs, options)
 
 
 def explain_backend(
@@ -126,15 +136,8 @@ def explain_backend(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     relative_bias: Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    norm: str = "rms_head",
-    value_net: str = "relu",
-    pooling: str = "sum",
-    dropout: float = 0.0,
-    dropout_seed: int | None = None,
-    query_offset: int | None = None,
     backend: str = "auto",
+    **options: Any,
 ) -> BackendChoice:
     """Which backend the same call of `hyper_attention` would take, why, and why not the others.
 
@@ -143,11 +146,11 @@ def explain_backend(
         >>> explain_backend(q, k, v, backend="reference").name
         'reference'
     """
-    seed = 0 if dropout_seed is None else dropout_seed
-    call = check_call(
-        q, k, v, mask, bias, relative_bias, causal, scale, norm, value_net, pooling, dropout, seed, query_offset
+    if options.get("dropout_seed") is None:
+        options["dropout_seed"] = 0  # asking draws no number from torch's generator
+    return choose_backend(
+        Problem.of(*check_call(AttentionInputs(q, k, v, mask, bias, relative_bias), **options)), backend
     )
-    return choose_backend(_problem(call), backend)
 
 
 def _without_autocast(device: str) -> AbstractContextManager:
@@ -155,40 +158,3 @@ def _without_autocast(device: str) -> AbstractContextManager:
     if device == "meta":  # of which autocast knows nothing, not even whether it is on
         return nullcontext()
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-
-
-def _missing_rule() -> str | None:
-    """What only the reference has of what is at work here: the other backends would fail, or give zeros in silence."""
-    if forward_ad._current_level >= 0:
-        return "forward-mode derivative"
-    if torch._C._are_functorch_transforms_active():
-        return "rule for the transforms of torch.func"
-    return None
-
-
-def _problem(call: Call) -> Problem:
-    q, k, v, mask, bias, relative_bias = call.tensors
-    assert v is not None
-    mask_kind = "none" if mask is None else "key_padding" if mask.shape[2] == 1 else "dense"
-    return Problem(
-        batch=q.shape[0],
-        heads=q.shape[1],
-        queries=q.shape[2],
-        keys=k.shape[2],
-        qk_width=q.shape[3],
-        v_width=v.shape[3],
-        dtype=q.dtype,
-        device=q.device.type,
-        norm=call.options["norm"],
-        value_net=call.options["value_net"],
-        pooling=call.options["pooling"],
-        mask=mask_kind,
-        dense_bias=bias is not None,
-        relative_bias=relative_bias is not None,
-        causal=call.options["causal"],
-        dropout=call.options["dropout"] > 0,
-        aligned=call.options["query_offset"] == k.shape[2] - q.shape[2],
-        needs_grad=torch.is_grad_enabled()
-        and any(t is not None and t.requires_grad for t in (q, k, v, bias, relative_bias)),
-        missing_rule=_missing_rule(),
-    )

@@ -15,6 +15,7 @@ from torch import Tensor
 from headcode.ops import _gpu_tuning
 from headcode.ops import dropout as dropout_hash
 from headcode.ops._gpu_tuning import SMALLEST_PRODUCT, Tiles
+from headcode.ops.options import AttentionInputs, AttentionOptions
 from headcode.ops.registry import RMS_EPSILON
 
 WIDE_FROM = SMALLEST_PRODUCT
@@ -41,18 +42,11 @@ class Launch(NamedTuple):
 class GpuCall:
     """One call of the op in the kernels' terms."""
 
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        band: Tensor | None,
-        saved: Tensor,
-        options: dict[str, Any],
-    ) -> None:
+    def __init__(self, inputs: AttentionInputs, options: AttentionOptions, saved: Tensor) -> None:
+        q, k, v, mask, _, band = inputs
         self.mask = None if mask is None else mask.view(torch.uint8)
-        self.options, self.band, self.saved = options, band, saved
+        self.band = None if band is None else band.contiguous()
+        self.options, self.saved = options, saved
         self.delta = saved
         self.batch, self.heads, self.queries, self.qk_width = q.shape
         self.keys, self.v_width = k.shape[2], v.shape[3]
@@ -63,7 +57,7 @@ class GpuCall:
         self.q, self.k = self.laid_out(q, self.qk_wide), self.laid_out(k, self.qk_wide)
         self.v = self.laid_out(v, self.v_wide)
         self.grad = self.v
-        mixes_wide = self.v_wide and options["value_net"] != "linear"
+        mixes_wide = self.v_wide and options.value_net != "linear"
         self.padded_heads = max(power_of_2(self.heads), SMALLEST_PRODUCT if mixes_wide else 1)
 
     def laid_out(self, t: Tensor, wide: bool) -> Tensor:
@@ -77,8 +71,8 @@ class GpuCall:
     def kind(self) -> tuple[Any, ...]:
         """What tiles may depend on; lengths and batch only by their order of magnitude."""
         sizes = tuple(power_of_2(size) for size in (self.batch, self.queries, self.keys))
-        flags = (self.mask is None, self.band is None, self.options["causal"], self.options["dropout"] > 0)
-        names = (self.options["norm"], self.options["value_net"], self.q.dtype, self.precision)
+        flags = (self.mask is None, self.band is None, self.options.causal, self.options.dropout > 0)
+        names = (self.options.norm, self.options.value_net, self.q.dtype, self.precision)
         return (*sizes, self.heads, self.qk_width, self.v_width, *flags, *names)
 
     def outputs(self, kind: str) -> dict[str, Tensor]:
@@ -154,15 +148,15 @@ class GpuCall:
             log_sums=self.saved,
             num_queries=self.queries,
             num_keys=self.keys,
-            query_offset=self.options["query_offset"],
-            scale=self.options["scale"],
+            query_offset=self.options.query_offset,
+            scale=self.options.scale,
         )
         constants: dict[str, Any] = {
             "H": self.heads,
             "HP": self.padded_heads,
             "D": self.qk_width,
             "DC": min(power_of_2(self.qk_width), tiles.qk_chunk),
-            "CAUSAL": self.options["causal"],
+            "CAUSAL": self.options.causal,
             "MASKED": self.mask is not None,
             "BAND": self.band is not None,
             "QK_WIDE": self.qk_wide,
@@ -171,17 +165,17 @@ class GpuCall:
             "BK": tiles.keys,
         }
         if kind != "log_sums":
-            dropout = self.options["dropout"]
+            dropout = self.options.dropout
             arguments.update(
-                stream=signed(dropout_hash.stream_number(self.options["dropout_seed"])) if dropout > 0 else 0,
+                stream=signed(dropout_hash.stream_number(self.options.dropout_seed)) if dropout > 0 else 0,
                 threshold=signed(dropout_hash.threshold(dropout)) if dropout > 0 else 0,
                 keep_scale=1 / (1 - dropout),
             )
             constants.update(
                 DV=self.v_width,
                 DVC=min(power_of_2(self.v_width), tiles.v_chunk),
-                NORM=self.options["norm"],
-                NET=self.options["value_net"],
+                NORM=self.options.norm,
+                NET=self.options.value_net,
                 DROPOUT=dropout > 0,
                 V_WIDE=self.v_wide,
                 RMS_EPSILON=RMS_EPSILON,
@@ -229,10 +223,10 @@ def load_kernel(name: str) -> Any:
 
 def sum_band(parts: Tensor, queries: int, keys: int) -> Tensor:
     """Sums along diagonals of `band_kernel`'s tiles (groups, diagonals, H, size, size): (H, Tq+Tk-1)."""
-    from headcode.ops.chunked import _dense_to_band
+    from headcode.ops.chunked import dense_to_band
 
     _, diagonals, heads, size, _ = parts.shape
-    lines = _dense_to_band(parts.sum(0).transpose(0, 1).reshape(-1, size, size)).view(heads, diagonals, 2 * size - 1)
+    lines = dense_to_band(parts.sum(0).transpose(0, 1).reshape(-1, size, size)).view(heads, diagonals, 2 * size - 1)
     # Neighbouring diagonals of tiles overlap by all but one of their distances.
     total = parts.new_zeros(heads, diagonals + 1, size)
     total[:, :-1] += lines[:, :, :size]

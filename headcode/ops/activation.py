@@ -14,6 +14,7 @@ from torch import Tensor
 from headcode.jit import numba_enabled
 from headcode.ops.cpu.team import run_in_team
 from headcode.ops.registry import gelu as torch_gelu
+from headcode.private_api import functional_transforms_active
 
 LANES = 8
 PIECE = 2**15
@@ -37,7 +38,7 @@ def _has_fast_path(x: Tensor) -> bool:
         and x.numel() % LANES == 0
         and x.numel() > 0
         and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
+        and not functional_transforms_active()
         and _kernels_enabled()
     )
 

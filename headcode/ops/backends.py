@@ -7,38 +7,13 @@ from typing import NamedTuple
 import torch
 
 from headcode.ops import cpu, gpu
+from headcode.ops.options import Problem
+from headcode.private_api import forward_mode_active, functional_transforms_active
 
 logger = logging.getLogger("headcode")
 
 CHUNKED_FROM_ELEMENTS = 2**24
 """`auto` prefers `chunked` to `reference` where the reference's largest intermediate would exceed this many numbers."""
-
-
-class Problem(NamedTuple):
-    """What decides whether a backend can serve a call, and how well."""
-
-    batch: int
-    heads: int
-    queries: int
-    keys: int
-    qk_width: int
-    v_width: int
-    dtype: torch.dtype
-    device: str
-    norm: str
-    value_net: str
-    pooling: str
-    mask: str
-    """`none`, `key_padding` (the same for every query) or `dense`."""
-    dense_bias: bool
-    relative_bias: bool
-    causal: bool
-    dropout: bool
-    aligned: bool
-    """The last query stands at the last key."""
-    needs_grad: bool
-    missing_rule: str | None = None
-    """What only the reference has of what the call needs, such as a forward-mode derivative."""
 
 
 class BackendChoice(NamedTuple):
@@ -72,10 +47,11 @@ def choose_backend(problem: Problem, requested: str = "auto") -> BackendChoice:
     """`requested` if it can serve, or an error that says why not; for `auto`, the fastest that can."""
     if not isinstance(requested, str) or requested not in ("auto", *CANDIDATES):
         raise ValueError(f"backend must be one of auto, {', '.join(sorted(CANDIDATES))}, got {requested!r}.")
-    if problem.missing_rule and requested not in ("auto", "reference"):
-        raise ValueError(f"backend {requested!r} has no {problem.missing_rule}; use backend='reference'.")
+    rule = missing_rule()
+    if rule and requested not in ("auto", "reference"):
+        raise ValueError(f"backend {requested!r} has no {rule}; use backend='reference'.")
     if requested == "auto":
-        return _choose_automatically(problem)
+        return _choose_automatically(problem, rule)
     if why := CANDIDATES[requested](problem):
         raise ValueError(f"backend {requested!r} cannot serve this call: {why}; use backend='auto'.")
     unchecked = "; by name it is not compared with the reference first" if requested == "triton" else ""
@@ -83,8 +59,15 @@ def choose_backend(problem: Problem, requested: str = "auto") -> BackendChoice:
     return BackendChoice(requested, f"asked for{unchecked}", others)
 
 
-def _choose_automatically(problem: Problem) -> BackendChoice:
-    if rule := problem.missing_rule:
+def missing_rule() -> str | None:
+    """What only the reference has of what is at work here: the other backends would fail, or give zeros in silence."""
+    if forward_mode_active():
+        return "forward-mode derivative"
+    return "rule for the transforms of torch.func" if functional_transforms_active() else None
+
+
+def _choose_automatically(problem: Problem, rule: str | None) -> BackendChoice:
+    if rule:
         rejected = {name: f"it has no {rule}" for name in CANDIDATES if name != "reference"}
         return _announce(BackendChoice("reference", f"the only one with a {rule}", rejected))
     rejected = {}
@@ -98,9 +81,9 @@ def _choose_automatically(problem: Problem) -> BackendChoice:
     if gpu.has_no_kernels(problem.device):
         reason = "the fused kernels are for CPUs and NVIDIA GPUs; this one serves any device with bounded memory"
         return _announce(BackendChoice("chunked", reason, {**rejected, "reference": reason}), logging.WARNING)
-    linear = problem.value_net == "linear"
+    linear = problem.options.value_net == "linear"
     per_pair = problem.heads if linear else max(problem.heads, problem.v_width)
-    if problem.pooling == "max":
+    if problem.options.pooling == "max":
         per_pair = problem.heads * problem.v_width
     elements = problem.batch * problem.queries * problem.keys * per_pair
     if elements > CHUNKED_FROM_ELEMENTS:
@@ -132,16 +115,7 @@ def _fastest(name: str, reason: str, rejected: dict[str, str]) -> BackendChoice:
 
 
 def _reason(problem: Problem) -> str:
-    by_torch = cpu.prefers_torch(
-        norm=problem.norm,
-        value_net=problem.value_net,
-        qk_width=problem.qk_width,
-        v_width=problem.v_width,
-        causal=problem.causal,
-        square=problem.aligned and problem.queries == problem.keys,
-        plain=problem.mask == "none" and not problem.relative_bias and not problem.dropout,
-    )
-    if problem.device == "cpu" and by_torch:
+    if problem.device == "cpu" and cpu.prefers_torch(problem):
         return "it passes this call on to torch's own fused attention, which is faster at this width"
     return f"fused kernel for {problem.device}"
 

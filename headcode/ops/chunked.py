@@ -4,23 +4,19 @@ Forward runs the reference on one chunk of (batch, query) rows at a time. Backwa
 applies the chain rule by hand, so nothing of size Tq×Tk outlives a chunk.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headcode.ops import reference
-from headcode.ops.dropout import keep_mask
-from headcode.ops.registry import NORMS, VALUE_NETS
+from headcode.ops.options import AttentionGradients, AttentionInputs, AttentionOptions, compute_dtype
+from headcode.ops.registry import NORMS, VALUE_NETS, ValueNet
 
 CHUNK_ELEMENTS = 2**20
 """How many numbers one intermediate of a chunk may hold (at least one query row is always taken)."""
-
-
-def unsupported(problem: Any) -> str | None:
-    """Why this backend cannot serve a problem; it serves them all."""
-    return None
 
 
 def saved_shape(batch: int, heads: int, queries: int, norm: str) -> list[int]:
@@ -28,126 +24,81 @@ def saved_shape(batch: int, heads: int, queries: int, norm: str) -> list[int]:
     return [0]
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    relative_bias: Tensor | None,
-    *,
-    out: Tensor,
-    saved: Tensor,
-    **options: Any,
-) -> None:
+def forward(inputs: AttentionInputs, options: AttentionOptions, *, out: Tensor, saved: Tensor) -> None:
     """Fill `out` (B, H, Tq, Dv)."""
-    for batch, queries in _chunks(q, k, v, options):
-        inputs = _slice(q, k, v, mask, bias, relative_bias, batch, queries)
-        offset = options["query_offset"] + queries.start
-        out[batch, :, queries] = reference.hyper_attention(*inputs, **{**options, "query_offset": offset})
+    for batch, queries in _chunks(inputs, options):
+        out[batch, :, queries] = reference.hyper_attention(*_chunk(inputs, options, batch, queries))
 
 
 def backward(
     grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    relative_bias: Tensor | None,
+    inputs: AttentionInputs,
+    options: AttentionOptions,
     *,
     out: Tensor,
     saved: Tensor,
-    grad_q: Tensor,
-    grad_k: Tensor,
-    grad_v: Tensor,
-    grad_bias: Tensor | None,
-    grad_relative_bias: Tensor | None,
-    **options: Any,
+    gradients: AttentionGradients,
 ) -> None:
     """Fill the gradients of q, k, v and, where asked for, of the biases."""
-    dtype = reference.compute_dtype(q.dtype)
-    total_k, total_v = (torch.zeros(t.shape, dtype=dtype, device=t.device) for t in (k, v))
-    total_bias, total_band = (
-        None if t is None else torch.zeros(t.shape, dtype=dtype, device=t.device)
-        for t in (grad_bias, grad_relative_bias)
-    )
-    for batch, queries in _chunks(q, k, v, options):
-        inputs = _slice(q, k, v, mask, bias, relative_bias, batch, queries)
-        offset = options["query_offset"] + queries.start
+    num_queries, num_keys = inputs.q.shape[2], inputs.k.shape[2]
+    dtype = compute_dtype(inputs.q.dtype)
+    totals: list[Any] = [
+        None if t is None else torch.zeros(t.shape, dtype=dtype, device=t.device) for t in gradients[1:]
+    ]
+    total_k, total_v, total_bias, total_band = totals
+    for batch, queries in _chunks(inputs, options):
         chunk_q, chunk_k, chunk_v, grad_scores = _chunk_backward(
-            grad[batch, :, queries].to(dtype), *inputs, **{**options, "query_offset": offset}
+            grad[batch, :, queries].to(dtype), *_chunk(inputs, options, batch, queries)
         )
-        grad_q[batch, :, queries] = chunk_q
+        gradients.q[batch, :, queries] = chunk_q
         total_k[batch] += chunk_k
         total_v[batch] += chunk_v
         if total_bias is not None:
             _rows(total_bias, batch, queries).add_(grad_scores.sum_to_size(_rows(total_bias, batch, queries).shape))
         if total_band is not None:
-            _band(total_band, q.shape[2], queries, k.shape[2]).add_(_dense_to_band(grad_scores.sum(0)))
-    for gradient, total in (
-        (grad_k, total_k),
-        (grad_v, total_v),
-        (grad_bias, total_bias),
-        (grad_relative_bias, total_band),
-    ):
-        if gradient is not None and total is not None:
+            _band(total_band, num_queries, queries, num_keys).add_(dense_to_band(grad_scores.sum(0)))
+    for gradient, total in zip(gradients[1:], totals, strict=True):
+        if gradient is not None:
             gradient.copy_(total)
 
 
 def _chunk_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    relative_bias: Tensor | None,
-    causal: bool,
-    scale: float,
-    norm: str,
-    value_net: str,
-    pooling: str,
-    dropout: float,
-    dropout_seed: int,
-    query_offset: int,
+    grad: Tensor, inputs: AttentionInputs, options: AttentionOptions
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and of the scores, for queries that fit in memory."""
-    q, k, v = (t.to(grad.dtype) for t in (q, k, v))
-    bias, relative_bias = (None if t is None else t.to(grad.dtype) for t in (bias, relative_bias))
-    num_queries, num_keys = q.shape[2], k.shape[2]
-    visible = reference.visible_pairs(mask, causal, num_queries, num_keys, query_offset, q.device)
-    scores = reference.mask_scores(reference.scores(q, k, bias, relative_bias, scale, visible), visible, norm)
-    unmasked_codes = NORMS[norm].function(scores)
+    inputs = inputs.to(grad.dtype)
+    q, k, v = inputs[:3]
+    visible = reference.visible_pairs(inputs, options)
+    scores = reference.mask_scores(reference.scores(inputs, options.scale, visible), visible, options.norm)
+    unmasked_codes = NORMS[options.norm].function(scores)
     codes = unmasked_codes if visible is None else unmasked_codes.masked_fill(~visible, 0.0)
     keep_scale = None
-    if dropout > 0:
-        keep = keep_mask(dropout, dropout_seed, num_queries, num_keys, query_offset, q.device)
-        keep_scale = keep.to(codes.dtype) / (1 - dropout)
+    if options.dropout > 0:
+        keep_scale = reference.kept_pairs(inputs, options).to(codes.dtype) / (1 - options.dropout)
         codes = codes * keep_scale
     if visible is not None:  # as the forward pass does: nothing that is masked may reach a gradient
         codes, v = reference.spoil_codes(codes, v, visible)
         (q, _), (k, _) = reference.only_finite(q), reference.only_finite(k)
         grad = grad.masked_fill(~visible.any(-1, keepdim=True), 0.0)
 
-    grad_codes, grad_v = _apply_codes_backward(grad, codes, v, value_net, pooling, visible)
+    grad_codes, grad_v = _apply_codes_backward(grad, codes, v, options, visible)
     if keep_scale is not None:
         grad_codes = grad_codes * keep_scale
     if visible is not None:
         grad_codes = grad_codes.masked_fill(~visible, 0.0)
-    grad_scores = _norm_backward(norm, scores, unmasked_codes, grad_codes)
+    grad_scores = _norm_backward(options.norm, scores, unmasked_codes, grad_codes)
     if visible is not None:
         grad_scores = grad_scores.masked_fill(~visible, 0.0)
-    grad_q = torch.einsum("bhqk,bhkd->bhqd", grad_scores, k) * scale
-    grad_k = torch.einsum("bhqk,bhqd->bhkd", grad_scores, q) * scale
+    grad_q = torch.einsum("bhqk,bhkd->bhqd", grad_scores, k) * options.scale
+    grad_k = torch.einsum("bhqk,bhqd->bhkd", grad_scores, q) * options.scale
     return grad_q, grad_k, grad_v, grad_scores
 
 
 def _apply_codes_backward(
-    grad: Tensor, codes: Tensor, v: Tensor, value_net: str, pooling: str, visible: Tensor | None
+    grad: Tensor, codes: Tensor, v: Tensor, options: AttentionOptions, visible: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Gradients of codes and v through the value networks and the pooling over keys."""
-    net = VALUE_NETS[value_net]
+    net, pooling = VALUE_NETS[options.value_net], options.pooling
     if pooling == "mean":
         grad = grad / reference.key_count(visible, codes.shape[-1], grad)
     if net.activation is None:
@@ -157,7 +108,7 @@ def _apply_codes_backward(
         return torch.einsum("bhqkd,bhkd->bhqk", share, v), torch.einsum("bhqk,bhqkd->bhkd", codes, share)
 
     mixed = torch.einsum("bhqk,bhkd->bqkd", codes, v)
-    hidden, derivative = _hidden_with_derivative(mixed, value_net)
+    hidden, derivative = _hidden_with_derivative(mixed, net)
     if pooling != "max":
         grad_hidden = torch.einsum("bhqk,bhqd->bqkd", codes, grad)
         grad_codes = torch.einsum("bhqd,bqkd->bhqk", grad, hidden)
@@ -170,9 +121,8 @@ def _apply_codes_backward(
     return grad_codes, torch.einsum("bhqk,bqkd->bhkd", codes, grad_mixed)
 
 
-def _hidden_with_derivative(mixed: Tensor, value_net: str) -> tuple[Tensor, Any]:
+def _hidden_with_derivative(mixed: Tensor, net: ValueNet) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """The hidden layer u(mixed), and the function that pulls a gradient of u back to mixed."""
-    net = VALUE_NETS[value_net]
     activation = net.activation
     assert activation is not None
     gate, signal = mixed.chunk(2, -1) if net.gated else (mixed, None)
@@ -209,10 +159,11 @@ def _max_share(grad: Tensor, contributions: Tensor, visible: Tensor | None) -> T
     return grad[:, :, :, None] * wins / wins.sum(3, keepdim=True).clamp(min=1)
 
 
-def _chunks(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Iterator[tuple[slice, slice]]:
+def _chunks(inputs: AttentionInputs, options: AttentionOptions) -> Iterator[tuple[slice, slice]]:
     """Slices of batch and queries whose intermediates stay below CHUNK_ELEMENTS."""
-    batch, heads, num_queries, num_keys, width = q.shape[0], q.shape[1], q.shape[2], k.shape[2], v.shape[3]
-    row = max(heads * width if options["pooling"] == "max" else max(heads, width), 1) * max(num_keys, 1)
+    batch, heads, num_queries, _ = inputs.q.shape
+    _, _, num_keys, width = inputs.v.shape
+    row = max(heads * width if options.pooling == "max" else max(heads, width), 1) * max(num_keys, 1)
     rows = max(1, CHUNK_ELEMENTS // row)
     query_step = min(rows, max(num_queries, 1))
     batch_step = max(1, rows // max(num_queries, 1))
@@ -221,17 +172,12 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Iterato
             yield slice(b, min(b + batch_step, batch)), slice(i, min(i + query_step, num_queries))
 
 
-def _slice(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    relative_bias: Tensor | None,
-    batch: slice,
-    queries: slice,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    return (
+def _chunk(
+    inputs: AttentionInputs, options: AttentionOptions, batch: slice, queries: slice
+) -> tuple[AttentionInputs, AttentionOptions]:
+    """The call for some batch entries and queries alone."""
+    q, k, v, mask, bias, relative_bias = inputs
+    chunk = AttentionInputs(
         q[batch, :, queries],
         k[batch],
         v[batch],
@@ -239,6 +185,7 @@ def _slice(
         None if bias is None else _rows(bias, batch, queries),
         None if relative_bias is None else _band(relative_bias, q.shape[2], queries, k.shape[2]),
     )
+    return chunk, replace(options, query_offset=options.query_offset + queries.start)
 
 
 def _rows(t: Tensor, batch: slice, queries: slice) -> Tensor:
@@ -253,7 +200,7 @@ def _band(band: Tensor, num_queries: int, queries: slice, num_keys: int) -> Tens
     return band[:, start : start + (queries.stop - queries.start) + num_keys - 1]
 
 
-def _dense_to_band(dense: Tensor) -> Tensor:
+def dense_to_band(dense: Tensor) -> Tensor:
     """The transpose of `band_to_dense`: sums (H, Tq, Tk) along its diagonals, to (H, Tq+Tk-1)."""
     heads, num_queries, num_keys = dense.shape
     # Writing row q shifted by its place on the band turns diagonals into columns.

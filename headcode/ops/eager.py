@@ -10,42 +10,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headcode.ops.registration import hyper_attention as registered
-from headcode.ops.registration import hyper_attention_backward as registered_backward
+from headcode.ops import registration
+from headcode.ops.options import AttentionInputs, AttentionOptions
+from headcode.private_api import dispatch_modes_active
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
     """Whether a call with these tensors is an ordinary eager one: nothing traces, wraps or watches it."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch.compiler.is_compiling() or dispatch_modes_active():
         return False
     return all(t is None or type(t) is Tensor or type(t) is torch.nn.Parameter for t in tensors)
 
 
-def hyper_attention(*arguments: Any) -> Tensor:
-    """`registration.hyper_attention`, the output alone."""
+def hyper_attention(inputs: AttentionInputs, options: AttentionOptions, backend: str) -> Tensor:
+    """The output (B, H, Tq, Dv)."""
     if not torch.is_grad_enabled():
-        return registered._init_fn(*arguments)[0]
-    return _HyperAttention.apply(*arguments)
+        return registration.compute(inputs, options, backend)[0]
+    return _HyperAttention.apply(*inputs, options, backend)
 
 
 class _HyperAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        out, saved = registered._init_fn(*arguments)
-        ctx.save_for_backward(*arguments[:6], out, saved)
-        ctx.options = arguments[6:]
+        *inputs, options, backend = arguments
+        out, saved = registration.compute(AttentionInputs(*inputs), options, backend)
+        ctx.save_for_backward(*inputs, out, saved)
+        ctx.options, ctx.backend = options, backend
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        *tensors, out, saved = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        # Gradients of gradients are the registered op's to refuse.
-        function = registered_backward if torch.is_grad_enabled() else registered_backward._init_fn
-        grad_q, grad_k, grad_v, grad_bias, grad_band = function(
-            grad, *tensors, out, saved, *ctx.options, needs[4], needs[5]
-        )
-        biases = (grad_bias if needs[4] else None, grad_band if needs[5] else None)
-        return grad_q, grad_k, grad_v, None, *biases, *(None for _ in ctx.options)
+        *inputs, out, saved = ctx.saved_tensors
+        call = AttentionInputs(*inputs), ctx.options, ctx.backend
+        _, _, _, _, *needs, _, _ = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # gradients of gradients are the registered op's to refuse
+            gradients: Any = registration.registered_backward(grad, *registration.flatten(*call), out, saved, *needs)
+        else:
+            gradients = registration.compute_gradients(grad, *call, out, saved, *needs)
+        return *registration.in_order(gradients, needs), None, None

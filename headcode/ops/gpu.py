@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from headcode.ops import reference
-
-if TYPE_CHECKING:
-    from headcode.ops._gpu_plan import GpuCall
-    from headcode.ops.backends import Problem
+from headcode.ops.options import AttentionGradients, AttentionInputs, AttentionOptions, Problem
 
 NORMS = ("none", "rms_head", "softmax")
 NETS = ("linear", "deep_linear", "relu", "gelu", "silu")
@@ -41,13 +37,14 @@ def unsupported(problem: Problem) -> str | None:
         return "it needs Triton, which is not installed (pip install 'headcode[triton]')"
     if problem.dtype not in DTYPES:
         return f"it computes in float32, bfloat16 and float16, not {str(problem.dtype).removeprefix('torch.')}"
-    if problem.norm not in NORMS:
-        return f"it has the norms {', '.join(NORMS)}, not {problem.norm}"
-    if problem.value_net not in NETS:
-        return f"it has the value nets {', '.join(NETS)}, not {problem.value_net}"
-    if problem.pooling == "max":
+    options = problem.options
+    if options.norm not in NORMS:
+        return f"it has the norms {', '.join(NORMS)}, not {options.norm}"
+    if options.value_net not in NETS:
+        return f"it has the value nets {', '.join(NETS)}, not {options.value_net}"
+    if options.pooling == "max":
         return "it pools by sum and mean, not by max"
-    if problem.dense_bias:
+    if problem.bias:
         return "its bias is the relative band, not one of size Tq×Tk"
     if problem.heads > MOST_HEADS:
         return f"it takes up to {MOST_HEADS} heads, not {problem.heads}"
@@ -86,89 +83,66 @@ def saved_shape(batch: int, heads: int, queries: int, norm: str) -> list[int]:
     return [batch, heads, queries] if norm == "softmax" else [0]
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    relative_bias: Tensor | None,
-    *,
-    out: Tensor,
-    saved: Tensor,
-    **options: Any,
-) -> None:
+def forward(inputs: AttentionInputs, options: AttentionOptions, *, out: Tensor, saved: Tensor) -> None:
     """Fill `out` (B, H, Tq, Dv) and, for softmax, `saved` (B, H, Tq)."""
-    if out.numel() == 0 or k.shape[2] == 0:
+    from headcode.ops._gpu_plan import GpuCall
+
+    if out.numel() == 0 or inputs.k.shape[2] == 0:
         out.zero_()
         saved.zero_()
         return
-    call = _call(q, k, v, mask, relative_bias, saved, options)
-    if options["norm"] == "softmax":
+    call = GpuCall(inputs, options, saved)
+    if options.norm == "softmax":
         call.run("log_sums")
     call.run("forward", out=out)
-    if options["pooling"] == "mean":
-        out.div_(key_count(q, k, mask, options))
+    if options.pooling == "mean":
+        out.div_(key_count(inputs, options))
 
 
 def backward(
     grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    relative_bias: Tensor | None,
+    inputs: AttentionInputs,
+    options: AttentionOptions,
     *,
     out: Tensor,
     saved: Tensor,
-    grad_q: Tensor,
-    grad_k: Tensor,
-    grad_v: Tensor,
-    grad_bias: Tensor | None,
-    grad_relative_bias: Tensor | None,
-    **options: Any,
+    gradients: AttentionGradients,
 ) -> None:
     """Fill the gradients of q, k, v and, where asked for, of the band."""
-    if out.numel() == 0 or k.shape[2] == 0:
-        for gradient in (grad_q, grad_k, grad_v, grad_relative_bias):
+    from headcode.ops._gpu_plan import GpuCall
+
+    if out.numel() == 0 or inputs.k.shape[2] == 0:
+        for gradient in gradients:
             if gradient is not None:
                 gradient.zero_()
         return
-    call = _call(q, k, v, mask, relative_bias, saved, options)
-    if options["norm"] == "softmax":
+    call = GpuCall(inputs, options, saved)
+    two_layer = options.value_net != "linear"
+    if options.norm == "softmax":
         call.delta = torch.empty_like(saved)
-        if options["value_net"] == "linear":
+        if not two_layer:
             torch.sum(grad.float() * out.float(), -1, out=call.delta)
-    if options["pooling"] == "mean":
-        grad = (grad / key_count(q, k, mask, options)).to(grad.dtype)
+    if options.pooling == "mean":
+        grad = (grad / key_count(inputs, options)).to(grad.dtype)
     call.grad = call.laid_out(grad, call.v_wide)
-    if options["norm"] == "softmax" and options["value_net"] != "linear":
+    if options.norm == "softmax" and two_layer:
         call.run("delta")
-    call.run("query", grad_q=grad_q)
-    call.run("key", grad_k=grad_k, grad_v=grad_v)
-    if grad_relative_bias is not None:
-        grad_relative_bias.copy_(call.band_gradient())
+    call.run("query", grad_q=gradients.q)
+    call.run("key", grad_k=gradients.k, grad_v=gradients.v)
+    if gradients.relative_bias is not None:
+        gradients.relative_bias.copy_(call.band_gradient())
 
 
-def _call(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, band: Tensor | None, saved: Tensor, options: dict[str, Any]
-) -> GpuCall:
-    from headcode.ops._gpu_plan import GpuCall
-
-    return GpuCall(q, k, v, mask, None if band is None else band.contiguous(), saved, options)
-
-
-def key_count(q: Tensor, k: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
+def key_count(inputs: AttentionInputs, options: AttentionOptions) -> Tensor:
     """How many keys each query sees, at least 1, in O(T) memory unless the mask itself is larger."""
-    num_queries, num_keys, offset = q.shape[2], k.shape[2], options["query_offset"]
+    q, k, mask = inputs.q, inputs.k, inputs.mask
+    num_queries, num_keys = q.shape[2], k.shape[2]
     numbers = torch.empty(0, dtype=torch.float32, device=q.device)
     if mask is not None and mask.shape[2] > 1:
-        visible = reference.visible_pairs(mask, options["causal"], num_queries, num_keys, offset, q.device)
-        return reference.key_count(visible, num_keys, numbers)
-    if not options["causal"]:
+        return reference.key_count(reference.visible_pairs(inputs, options), num_keys, numbers)
+    if not options.causal:
         return reference.key_count(mask, num_keys, numbers)
-    seen = (torch.arange(num_queries, device=q.device) + offset + 1).clamp(0, num_keys)  # (Tq,)
+    seen = (torch.arange(num_queries, device=q.device) + options.query_offset + 1).clamp(0, num_keys)  # (Tq,)
     if mask is not None:
         up_to = torch.nn.functional.pad(mask.expand(-1, -1, -1, num_keys).cumsum(-1), (1, 0))
         seen = up_to[:, :, 0, seen]  # (B or 1, 1, Tq)

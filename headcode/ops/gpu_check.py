@@ -20,7 +20,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,9 +29,8 @@ from torch import Tensor
 from headcode.files import read_object, replace_file, to_json
 from headcode.jit import private_folder
 from headcode.ops import _gpu_plan, _gpu_tuning, chunked, gpu, reference
-
-if TYPE_CHECKING:
-    from headcode.ops.backends import Problem
+from headcode.ops.options import AttentionGradients, AttentionInputs, AttentionOptions, Problem
+from headcode.private_api import driver_version
 
 logger = logging.getLogger("headcode")
 
@@ -62,63 +62,45 @@ def saved_shape(batch: int, heads: int, queries: int, norm: str) -> list[int]:
     return gpu.saved_shape(batch, heads, queries, norm)
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    relative_bias: Tensor | None,
-    *,
-    out: Tensor,
-    saved: Tensor,
-    **options: Any,
-) -> None:
+def forward(inputs: AttentionInputs, options: AttentionOptions, *, out: Tensor, saved: Tensor) -> None:
     """Fill `out` (B, H, Tq, Dv) and `saved`."""
-    backend = _backend(q, v, mask, relative_bias, options)
+    backend = _backend(inputs, options)
     if backend is chunked:
         saved.fill_(float("nan"))
-    backend.forward(q, k, v, mask, bias, relative_bias, out=out, saved=saved, **options)
+    backend.forward(inputs, options, out=out, saved=saved)
 
 
-def backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    relative_bias: Tensor | None,
-    **gradients_and_options: Any,
-) -> None:
+def backward(grad: Tensor, inputs: AttentionInputs, options: AttentionOptions, **buffers: Any) -> None:
     """Fill the gradients."""
-    backend = _backend(q, v, mask, relative_bias, gradients_and_options)
-    backend.backward(grad, q, k, v, mask, bias, relative_bias, **gradients_and_options)
+    _backend(inputs, options).backward(grad, inputs, options, **buffers)
 
 
-def _backend(q: Tensor, v: Tensor, mask: Tensor | None, band: Tensor | None, options: dict[str, Any]) -> Any:
-    sizes = q.shape[1], q.shape[3], v.shape[3]
-    kind = Kind(
-        _arithmetic(q.dtype, *sizes),
-        *sizes,
-        *(options["norm"], options["value_net"], options["pooling"]),
-        *(mask is not None, band is not None, options["causal"], options["dropout"] > 0),
+def _backend(inputs: AttentionInputs, options: AttentionOptions) -> ModuleType:
+    return gpu if agrees(kind_of(Problem.of(inputs, options)), inputs.q.device) else chunked
+
+
+def kind_of(problem: Problem) -> Kind:
+    options = problem.options
+    return Kind(
+        _arithmetic(problem),
+        problem.heads,
+        problem.qk_width,
+        problem.v_width,
+        options.norm,
+        options.value_net,
+        options.pooling,
+        masked=problem.mask != "none",
+        band=problem.relative_bias,
+        causal=options.causal,
+        dropout=options.dropout > 0,
     )
-    return gpu if agrees(kind, q.device) else chunked
 
 
 def outcome_for(problem: Problem) -> str | None:
     """What is known of a problem's kind on the current device: AGREES, why not, or None before the comparison."""
     on_gpu = problem.device == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device(problem.device)
-    sizes = problem.heads, problem.qk_width, problem.v_width
-    kind = Kind(
-        _arithmetic(problem.dtype, *sizes),
-        *sizes,
-        *(problem.norm, problem.value_net, problem.pooling),
-        *(problem.mask != "none", problem.relative_bias, problem.causal, problem.dropout),
-    )
-    outcome = _remembered(kind, device)
+    outcome = _remembered(kind_of(problem), device)
     if outcome:
         _warn(outcome, device)
     return outcome
@@ -171,9 +153,9 @@ def _warn(outcome: str, device: torch.device) -> None:
 
 def compare(kind: Kind, device: torch.device) -> str:
     """The first result of the kernels that is further from the reference's than its bound, in words; or AGREES."""
-    tensors, options = _small_problem(kind)
-    wanted = _by_reference(tensors, options)
-    found = _by_kernels(tensors, options, kind, device)
+    grad, inputs, options = _small_problem(kind)
+    wanted = _by_reference(grad, inputs, options)
+    found = _by_kernels(grad, inputs, options, kind, device)
     smallest = max(0.1, 0.02 * max(map(_size, wanted)))  # where terms cancel, what is left is rounding
     forward_bound, gradient_bound = BOUNDS[kind.arithmetic]
     names = ("the output", *(f"the gradient of {name}" for name in ("q", "k", "v", "relative_bias")))
@@ -190,8 +172,8 @@ def _size(t: Tensor) -> float:
     return float(t.square().mean().sqrt())
 
 
-def _small_problem(kind: Kind) -> tuple[list[Tensor | None], dict[str, Any]]:
-    """q, k, v, mask, band and the output's gradient, in numbers that every arithmetic holds exactly; and options."""
+def _small_problem(kind: Kind) -> tuple[Tensor, AttentionInputs, AttentionOptions]:
+    """The output's gradient, inputs and options, in numbers that every arithmetic holds exactly."""
     generator = torch.Generator("cpu").manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -199,61 +181,62 @@ def _small_problem(kind: Kind) -> tuple[list[Tensor | None], dict[str, Any]]:
 
     mask = torch.rand((BATCH, 1, QUERIES, KEYS), generator=generator, device="cpu") > 0.3
     mask[:, :, 3] = False
-    tensors = [
+    inputs = AttentionInputs(
         normal(BATCH, kind.heads, QUERIES, kind.qk_width),
         normal(BATCH, kind.heads, KEYS, kind.qk_width),
         normal(BATCH, kind.heads, KEYS, kind.v_width),
         mask if kind.masked else None,
-        normal(kind.heads, QUERIES + KEYS - 1) if kind.band else None,
-        normal(BATCH, kind.heads, QUERIES, kind.v_width),
-    ]
-    options = {
-        "causal": kind.causal,
-        "scale": kind.qk_width**-0.5,
-        "norm": kind.norm,
-        "value_net": kind.value_net,
-        "pooling": kind.pooling,
-        "dropout": 0.25 if kind.dropout else 0.0,
-        "dropout_seed": 2**40 + 7,
-        "query_offset": KEYS - QUERIES,
-    }
-    return tensors, options
+        relative_bias=normal(kind.heads, QUERIES + KEYS - 1) if kind.band else None,
+    )
+    options = AttentionOptions(
+        causal=kind.causal,
+        scale=kind.qk_width**-0.5,
+        norm=kind.norm,
+        value_net=kind.value_net,
+        pooling=kind.pooling,
+        dropout=0.25 if kind.dropout else 0.0,
+        dropout_seed=2**40 + 7,
+        query_offset=KEYS - QUERIES,
+    )
+    return normal(BATCH, kind.heads, QUERIES, kind.v_width), inputs, options
 
 
-def _by_reference(tensors: list[Any], options: dict[str, Any]) -> list[Tensor]:
-    q, k, v, mask, band, grad = tensors
-    inputs = [t.requires_grad_() for t in (q, k, v, band) if t is not None]
-    out = reference.hyper_attention(q, k, v, mask, None, band, **options)
-    return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
+def _by_reference(grad: Tensor, inputs: AttentionInputs, options: AttentionOptions) -> list[Tensor]:
+    """Output and gradients in float64."""
+    differentiable = [t.requires_grad_() for t in inputs if t is not None and t.is_floating_point()]
+    out = reference.hyper_attention(inputs, options)
+    return [out.detach(), *torch.autograd.grad(out, differentiable, grad)]
 
 
-def _by_kernels(tensors: list[Any], options: dict[str, Any], kind: Kind, device: torch.device) -> list[Tensor]:
+@torch.no_grad()
+def _by_kernels(
+    grad: Tensor, inputs: AttentionInputs, options: AttentionOptions, kind: Kind, device: torch.device
+) -> list[Tensor]:
     """Into buffers of NaN, so that a cell that is not written shows; with the tiles of the first guess."""
     dtype = torch.float32 if kind.arithmetic == "tf32" else getattr(torch, kind.arithmetic)
-    inputs: list[Any] = [
-        t if t is None else t.detach().to(device, torch.bool if t.dtype == torch.bool else dtype) for t in tensors
-    ]
-    q, k, v, mask, band, grad = inputs
-    buffers: list[Any] = [None if t is None else torch.full_like(t, float("nan")) for t in (grad, q, k, v, band)]
-    shape = gpu.saved_shape(BATCH, kind.heads, QUERIES, kind.norm)
+    inputs, grad = inputs.to(dtype, device), grad.to(device, dtype)
+
+    def unwritten(t: Tensor | None) -> Any:
+        return None if t is None else torch.full_like(t, float("nan"))
+
+    gradients = AttentionGradients(*map(unwritten, (inputs.q, inputs.k, inputs.v, None, inputs.relative_bias)))
+    out, shape = unwritten(grad), gpu.saved_shape(BATCH, kind.heads, QUERIES, kind.norm)
     saved = torch.full(shape, float("nan"), dtype=torch.float32, device=device)
-    out = buffers[0]
-    names = ("grad_q", "grad_k", "grad_v", "grad_relative_bias")
-    gradients = dict(zip(names, buffers[1:], strict=True))
     before = _gpu_tuning.MEASURING.set(False)
     try:
-        gpu.forward(q, k, v, mask, None, band, out=out, saved=saved, **options)
-        gpu.backward(grad, q, k, v, mask, None, band, out=out, saved=saved, grad_bias=None, **gradients, **options)
+        gpu.forward(inputs, options, out=out, saved=saved)
+        gpu.backward(grad, inputs, options, out=out, saved=saved, gradients=gradients)
     finally:
         _gpu_tuning.MEASURING.reset(before)
-    return [t for t in buffers if t is not None]
+    return [t for t in (out, *gradients) if t is not None]
 
 
-def _arithmetic(dtype: torch.dtype, heads: int, qk_width: int, v_width: int) -> str:
-    on_matrix_units = heads <= _gpu_plan.MOST_HEADS_WIDE and max(qk_width, v_width) >= _gpu_plan.WIDE_FROM
-    if dtype == torch.float32 and on_matrix_units and _gpu_tuning.float32_precision() == "tf32":
+def _arithmetic(problem: Problem) -> str:
+    widest = max(problem.qk_width, problem.v_width)
+    on_matrix_units = problem.heads <= _gpu_plan.MOST_HEADS_WIDE and widest >= _gpu_plan.WIDE_FROM
+    if problem.dtype == torch.float32 and on_matrix_units and _gpu_tuning.float32_precision() == "tf32":
         return "tf32"
-    return str(dtype).removeprefix("torch.")
+    return str(problem.dtype).removeprefix("torch.")
 
 
 @functools.cache
@@ -263,7 +246,7 @@ def environment(device: torch.device) -> dict[str, str]:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         name = f"{properties.name} (compute capability {properties.major}.{properties.minor})"
-        driver = str(getattr(torch._C, "_cuda_getDriverVersion", lambda: "unknown")())
+        driver = driver_version()
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())

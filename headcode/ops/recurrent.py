@@ -13,8 +13,8 @@ import math
 import torch
 from torch import Tensor
 
-from headcode.ops.checks import check_scale, check_shapes, check_tensors
-from headcode.ops.reference import compute_dtype, spoil_codes
+from headcode.ops.options import check_scale, check_shapes, check_tensors, compute_dtype
+from headcode.ops.reference import spoil_codes
 
 CHUNK = 64
 

@@ -17,12 +17,8 @@ import torch
 from torch import Tensor
 
 from headcode.ops.dropout import keep_mask
+from headcode.ops.options import AttentionInputs, AttentionOptions, compute_dtype
 from headcode.ops.registry import NORMS, VALUE_NETS
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Half precision is computed in float32 and rounded once, at the end."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def band_to_dense(band: Tensor, num_queries: int, num_keys: int) -> Tensor:
@@ -32,14 +28,13 @@ def band_to_dense(band: Tensor, num_queries: int, num_keys: int) -> Tensor:
     return band.unfold(1, num_keys, 1).flip(1)
 
 
-def visible_pairs(
-    mask: Tensor | None, causal: bool, num_queries: int, num_keys: int, query_offset: int, device: torch.device
-) -> Tensor | None:
+def visible_pairs(inputs: AttentionInputs, options: AttentionOptions) -> Tensor | None:
     """The boolean mask of pairs that take part, broadcastable to (B, 1, Tq, Tk); None when all do."""
-    if not causal:
+    q, k, mask = inputs.q, inputs.k, inputs.mask
+    if not options.causal:
         return mask
-    positions = torch.arange(num_queries, device=device) + query_offset
-    past = torch.arange(num_keys, device=device) <= positions[:, None]  # (Tq, Tk)
+    positions = torch.arange(q.shape[2], device=q.device) + options.query_offset
+    past = torch.arange(k.shape[2], device=q.device) <= positions[:, None]  # (Tq, Tk)
     return past if mask is None else past & mask
 
 
@@ -49,10 +44,9 @@ def only_finite(t: Tensor) -> tuple[Tensor, Tensor]:
     return t.masked_fill(~finite, 0.0), ~finite.all(-1)
 
 
-def scores(
-    q: Tensor, k: Tensor, bias: Tensor | None, relative_bias: Tensor | None, scale: float, visible: Tensor | None
-) -> Tensor:
+def scores(inputs: AttentionInputs, scale: float, visible: Tensor | None) -> Tensor:
     """(B, H, Tq, Tk)"""
+    q, k, _, _, bias, relative_bias = inputs
     if visible is None:
         result = torch.einsum("bhqd,bhkd->bhqk", q * scale, k)
     else:
@@ -125,46 +119,24 @@ def key_count(visible: Tensor | None, num_keys: int, like: Tensor) -> Tensor:
     return visible.sum(-1).clamp(min=1).to(like.dtype)[..., None]
 
 
-def attention_codes(
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    relative_bias: Tensor | None,
-    causal: bool,
-    scale: float,
-    norm: str,
-    query_offset: int,
-) -> Tensor:
+def attention_codes(inputs: AttentionInputs, options: AttentionOptions) -> Tensor:
     """The codes z of every pair: (B, H, Tq, Tk)."""
-    dtype = compute_dtype(q.dtype)
-    bias, relative_bias = (None if t is None else t.to(dtype) for t in (bias, relative_bias))
-    q, k = q.to(dtype), k.to(dtype)
-    visible = visible_pairs(mask, causal, q.shape[2], k.shape[2], query_offset, q.device)
-    return normalise(scores(q, k, bias, relative_bias, scale, visible), visible, norm)
+    inputs = inputs.to(compute_dtype(inputs.q.dtype))
+    visible = visible_pairs(inputs, options)
+    return normalise(scores(inputs, options.scale, visible), visible, options.norm)
 
 
-def hyper_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    relative_bias: Tensor | None,
-    causal: bool,
-    scale: float,
-    norm: str,
-    value_net: str,
-    pooling: str,
-    dropout: float,
-    dropout_seed: int,
-    query_offset: int,
-) -> Tensor:
+def kept_pairs(inputs: AttentionInputs, options: AttentionOptions) -> Tensor:
+    """The boolean mask (Tq, Tk) of pairs that dropout keeps."""
+    q, k = inputs.q, inputs.k
+    return keep_mask(options.dropout, options.dropout_seed, q.shape[2], k.shape[2], options.query_offset, q.device)
+
+
+def hyper_attention(inputs: AttentionInputs, options: AttentionOptions) -> Tensor:
     """The whole op: scores, codes, dropout, value networks, pooling."""
-    num_queries, num_keys = q.shape[2], k.shape[2]
-    codes = attention_codes(q, k, mask, bias, relative_bias, causal, scale, norm, query_offset)
-    if dropout > 0:
-        keep = keep_mask(dropout, dropout_seed, num_queries, num_keys, query_offset, q.device)
-        codes = codes * keep / (1 - dropout)
-    visible = visible_pairs(mask, causal, num_queries, num_keys, query_offset, q.device)
-    return apply_codes(codes, v.to(codes.dtype), value_net, pooling, visible).to(q.dtype)
+    codes = attention_codes(inputs, options)
+    if options.dropout > 0:
+        codes = codes * kept_pairs(inputs, options) / (1 - options.dropout)
+    visible = visible_pairs(inputs, options)
+    v = inputs.v.to(codes.dtype)
+    return apply_codes(codes, v, options.value_net, options.pooling, visible).to(inputs.q.dtype)

@@ -1,16 +1,20 @@
 """The op as torch sees it: one forward and one backward custom op, with fake kernels and autograd.
 
 Backends that recompute in their backward pass plug in here as modules with `saved_shape`, `forward` and `backward`.
-They fill buffers that are allocated here, so that real and fake results agree on shape, dtype and strides. `mask` is
-boolean and `bias` floating, both 4-D with broadcast axes of size 1.
+They fill buffers that are allocated here, so that real and fake results agree on shape, dtype and strides. A custom op
+takes flat arguments: those of `AttentionInputs`, then those of `AttentionOptions`, then the backend's name.
 """
 
 import importlib
+from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from headcode.ops.options import AttentionGradients, AttentionInputs, AttentionOptions
+from headcode.ops.registry import VALUE_NETS
 
 BACKENDS = {
     "chunked": "headcode.ops.chunked",
@@ -21,8 +25,42 @@ BACKENDS = {
 """name -> module; imported at first use, so that a backend's own requirements are never needed before it is.
 `checked` is what `auto` takes for `triton`."""
 
+_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? relative_bias"
+_OPTIONS = (
+    "bool causal, float scale, str norm, str value_net, str pooling, float dropout, SymInt dropout_seed, "
+    "SymInt query_offset, str backend"
+)
+_OPTION_NAMES = tuple(field.name for field in fields(AttentionOptions))
+_NUM_INPUTS = len(AttentionInputs._fields)
 
-def backend_module(backend: str) -> ModuleType:
+
+def hyper_attention(inputs: AttentionInputs, options: AttentionOptions, backend: str) -> Tensor:
+    """The registered op's output (B, H, Tq, Dv)."""
+    return registered(*flatten(inputs, options, backend))[0]
+
+
+def compute(inputs: AttentionInputs, options: AttentionOptions, backend: str) -> tuple[Tensor, Tensor]:
+    """The output (B, H, Tq, Dv), and what the backend keeps per query for the backward pass."""
+    out, saved = _outputs(inputs, options, backend)
+    _module(backend).forward(inputs, options, out=out, saved=saved)
+    return out, saved
+
+
+def compute_gradients(
+    grad: Tensor,
+    inputs: AttentionInputs,
+    options: AttentionOptions,
+    backend: str,
+    out: Tensor,
+    saved: Tensor,
+    *biases_need_grad: bool,
+) -> AttentionGradients:
+    gradients = _gradients(inputs, *biases_need_grad)
+    _module(backend).backward(grad, inputs, options, out=out, saved=saved, gradients=gradients)
+    return gradients
+
+
+def _module(backend: str) -> ModuleType:
     return importlib.import_module(BACKENDS[backend])
 
 
@@ -32,194 +70,89 @@ def _length_first(t: Tensor, width: int) -> Tensor:
     return t.new_empty(batch, length, heads, width).transpose(1, 2)
 
 
-def _outputs(q: Tensor, v: Tensor, norm: str, value_net: str, backend: str) -> tuple[Tensor, Tensor]:
-    from headcode.ops.registry import VALUE_NETS
-
-    width = v.shape[3] // 2 if VALUE_NETS[value_net].gated else v.shape[3]
+def _outputs(inputs: AttentionInputs, options: AttentionOptions, backend: str) -> tuple[Tensor, Tensor]:
+    q, v = inputs.q, inputs.v
+    width = v.shape[3] // 2 if VALUE_NETS[options.value_net].gated else v.shape[3]
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    shape = backend_module(backend).saved_shape(q.shape[0], q.shape[1], q.shape[2], norm)
+    shape = _module(backend).saved_shape(q.shape[0], q.shape[1], q.shape[2], options.norm)
     return _length_first(q, width), q.new_empty(shape, dtype=dtype)
 
 
-@torch.library.custom_op("headcode::hyper_attention", mutates_args=())
-def hyper_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    relative_bias: Tensor | None,
-    causal: bool,
-    scale: float,
-    norm: str,
-    value_net: str,
-    pooling: str,
-    dropout: float,
-    dropout_seed: int,
-    query_offset: int,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
-    """The output (B, H, Tq, Dv), and what the backend keeps per query for the backward pass."""
-    out, saved = _outputs(q, v, norm, value_net, backend)
-    backend_module(backend).forward(
-        q,
-        k,
-        v,
-        mask,
-        bias,
-        relative_bias,
-        out=out,
-        saved=saved,
-        causal=causal,
-        scale=scale,
-        norm=norm,
-        value_net=value_net,
-        pooling=pooling,
-        dropout=dropout,
-        dropout_seed=dropout_seed,
-        query_offset=query_offset,
-    )
-    return out, saved
-
-
-@hyper_attention.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    relative_bias: Tensor | None,
-    causal: bool,
-    scale: float,
-    norm: str,
-    value_net: str,
-    pooling: str,
-    dropout: float,
-    dropout_seed: int,
-    query_offset: int,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
-    return _outputs(q, v, norm, value_net, backend)
-
-
-def _gradients(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relative_bias: Tensor | None, needs: list[bool]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Buffers for the gradients. A bias that is absent or needs none has an empty one: an op cannot return None."""
+def _gradients(inputs: AttentionInputs, *biases_need_grad: bool) -> AttentionGradients:
     biases = [
-        q.new_empty(0) if t is None or not need else t.new_empty(t.shape)
-        for t, need in zip((bias, relative_bias), needs, strict=True)
+        t.new_empty(t.shape) if t is not None and need else None
+        for t, need in zip(inputs[4:], biases_need_grad, strict=True)
     ]
-    return (*(_length_first(t, t.shape[3]) for t in (q, k, v)), *biases)  # type: ignore[return-value]
+    return AttentionGradients(*(_length_first(t, t.shape[3]) for t in inputs[:3]), *biases)
 
 
-@torch.library.custom_op("headcode::hyper_attention_backward", mutates_args=())
-def hyper_attention_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    relative_bias: Tensor | None,
-    out: Tensor,
-    saved: Tensor,
-    causal: bool,
-    scale: float,
-    norm: str,
-    value_net: str,
-    pooling: str,
-    dropout: float,
-    dropout_seed: int,
-    query_offset: int,
-    backend: str,
-    bias_needs_grad: bool,
-    relative_bias_needs_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, bias and relative_bias."""
-    gradients = _gradients(q, k, v, bias, relative_bias, [bias_needs_grad, relative_bias_needs_grad])
-    backend_module(backend).backward(
-        grad,
-        q,
-        k,
-        v,
-        mask,
-        bias,
-        relative_bias,
-        out=out,
-        saved=saved,
-        grad_q=gradients[0],
-        grad_k=gradients[1],
-        grad_v=gradients[2],
-        grad_bias=gradients[3] if bias is not None and bias_needs_grad else None,
-        grad_relative_bias=gradients[4] if relative_bias is not None and relative_bias_needs_grad else None,
-        causal=causal,
-        scale=scale,
-        norm=norm,
-        value_net=value_net,
-        pooling=pooling,
-        dropout=dropout,
-        dropout_seed=dropout_seed,
-        query_offset=query_offset,
-    )
-    return gradients
+def flatten(inputs: AttentionInputs, options: AttentionOptions, backend: str) -> tuple[Any, ...]:
+    """The arguments of the registered op."""
+    return *inputs, *[getattr(options, name) for name in _OPTION_NAMES], backend
 
 
-@hyper_attention_backward.register_fake
-def _(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    relative_bias: Tensor | None,
-    out: Tensor,
-    saved: Tensor,
-    causal: bool,
-    scale: float,
-    norm: str,
-    value_net: str,
-    pooling: str,
-    dropout: float,
-    dropout_seed: int,
-    query_offset: int,
-    backend: str,
-    bias_needs_grad: bool,
-    relative_bias_needs_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _gradients(q, k, v, bias, relative_bias, [bias_needs_grad, relative_bias_needs_grad])
+def _unflatten(arguments: tuple[Any, ...]) -> tuple[AttentionInputs, AttentionOptions, str]:
+    *options, backend = arguments[_NUM_INPUTS:]
+    return AttentionInputs(*arguments[:_NUM_INPUTS]), AttentionOptions(*options), backend
+
+
+def _flatten_gradients(gradients: AttentionGradients) -> tuple[Tensor, ...]:
+    """An op cannot return None: a bias without a gradient has an empty one."""
+    return tuple(gradients.q.new_empty(0) if t is None else t for t in gradients)
+
+
+@torch.library.custom_op(
+    "headcode::hyper_attention", mutates_args=(), schema=f"({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)"
+)
+def registered(*arguments: Any) -> tuple[Tensor, Tensor]:
+    return compute(*_unflatten(arguments))
+
+
+@registered.register_fake
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    return _outputs(*_unflatten(arguments))
+
+
+@torch.library.custom_op(
+    "headcode::hyper_attention_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad, {_INPUTS}, {_OPTIONS}, Tensor out, Tensor saved, bool bias_needs_grad, "
+    "bool relative_bias_needs_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def registered_backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    *call, out, saved, bias_needs_grad, relative_bias_needs_grad = arguments
+    needs = (bias_needs_grad, relative_bias_needs_grad)
+    return _flatten_gradients(compute_gradients(grad, *_unflatten(tuple(call)), out, saved, *needs))
+
+
+@registered_backward.register_fake
+def _(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    return _flatten_gradients(_gradients(AttentionInputs(*arguments[:_NUM_INPUTS]), *arguments[-2:]))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:6], *output)
-    ctx.options = inputs[6:]
+    ctx.save_for_backward(*inputs[:_NUM_INPUTS], *output)
+    ctx.options = inputs[_NUM_INPUTS:]
 
 
 def _backward(ctx: Any, grad: Tensor, grad_saved: Tensor) -> tuple[Any, ...]:
     *tensors, out, saved = ctx.saved_tensors
-    needs = ctx.needs_input_grad
-    # The gradients are those of q, k, v, mask, bias, relative_bias and the options, in the op's order.
-    grad_q, grad_k, grad_v, grad_bias, grad_band = hyper_attention_backward(
-        grad, *tensors, out, saved, *ctx.options, needs[4], needs[5]
-    )
-    return (
-        grad_q,
-        grad_k,
-        grad_v,
-        None,
-        grad_bias if needs[4] else None,
-        grad_band if needs[5] else None,
-        *(None for _ in ctx.options),
-    )
+    _, _, _, _, *needs = ctx.needs_input_grad[:_NUM_INPUTS]
+    gradients = registered_backward(grad, *tensors, *ctx.options, out, saved, *needs)
+    return (*in_order(gradients, needs), *(None for _ in ctx.options))
 
 
-hyper_attention.register_autograd(_backward, setup_context=_setup_context)
+def in_order(gradients: tuple[Tensor | None, ...], biases_need_grad: list[bool]) -> tuple[Tensor | None, ...]:
+    """Gradients in the order of `AttentionInputs`, where the mask has none."""
+    grad_q, grad_k, grad_v, *biases = gradients
+    return grad_q, grad_k, grad_v, None, *(t if n else None for t, n in zip(biases, biases_need_grad, strict=True))
+
+
+registered.register_autograd(_backward, setup_context=_setup_context)
 
 
 def _second_derivative(ctx: Any, *grads: Tensor) -> None:
     raise RuntimeError("The fused and chunked backends have no second derivative; use backend='reference'.")
 
 
-hyper_attention_backward.register_autograd(_second_derivative)
+registered_backward.register_autograd(_second_derivative)

@@ -5,18 +5,21 @@ any kernel is decorated.
 """
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_cpu_values import fused as fused_by
 from test_cpu_values import missed_by_plain, plain, relative_error, size
 
 from headcode.ops import _gpu_plan, _gpu_tuning, explain_backend, gpu, hyper_attention, reference
 from headcode.ops._gpu_tuning import Tiles
 from headcode.ops.dropout import keep_mask
-from headcode.ops.registration import hyper_attention as forward_op
-from headcode.ops.registration import hyper_attention_backward as backward_op
+from headcode.ops.options import AttentionInputs, AttentionOptions
+from headcode.ops.registration import registered as forward_op
+from headcode.ops.registration import registered_backward as backward_op
 
 assert gpu.INTERPRETED
 FORWARD_BOUND, GRADIENT_BOUND = 1e-4, 1e-3
@@ -49,26 +52,7 @@ def use_tiles(queries, keys, matrix_units=False):
     _gpu_tuning.first_guess = tiles
 
 
-def fused(q, k, v, mask, band, grad, options, need_band=True):
-    """Output and gradients from buffers that were filled with NaN: a cell that is not written shows."""
-
-    def buffer(*shape):
-        return torch.full(shape, float("nan"), dtype=q.dtype)
-
-    saved = torch.full(gpu.saved_shape(*q.shape[:3], options["norm"]), float("nan"))
-    out = buffer(*grad.shape)
-    gradients = [buffer(*t.shape) for t in (q, k, v)] + [None if band is None or not need_band else buffer(*band.shape)]
-    gpu.forward(q, k, v, mask, None, band, out=out, saved=saved, **options)
-    names = ("grad_q", "grad_k", "grad_v", "grad_relative_bias")
-    gpu.backward(
-        *(grad, q, k, v, mask, None, band),
-        out=out,
-        saved=saved,
-        grad_bias=None,
-        **dict(zip(names, gradients, strict=True)),
-        **options,
-    )
-    return [out, *(t for t in gradients if t is not None)]
+fused = functools.partial(fused_by, backend=gpu)
 
 
 def double(t):
@@ -90,9 +74,8 @@ def check(tensors, options, bounds=(FORWARD_BOUND, GRADIENT_BOUND)):
 
 
 def options_of(queries, keys, **changes):
-    options = {"causal": False, "scale": 0.5, "norm": "rms_head", "value_net": "relu", "pooling": "sum"}
-    options |= {"dropout": 0.0, "dropout_seed": 0, "query_offset": keys - queries}
-    return options | changes
+    options = AttentionOptions(False, 0.5, "rms_head", "relu", "sum", 0.0, 0, query_offset=keys - queries)
+    return replace(options, **changes)
 
 
 def tensors_of(batch, heads, queries, keys, qk_width, v_width, mask=None, band=True, dtype=torch.float32, seed=0):
@@ -124,16 +107,16 @@ def problems(draw, lengths=LENGTHS, widths=WIDTHS, heads=HEADS):
     tensors = tensors_of(
         batch, heads, queries, keys, qk_width, v_width, mask, draw(st.booleans()), seed=draw(st.integers(0, 2**32))
     )
-    options = {
-        "causal": draw(st.booleans()),
-        "scale": draw(st.sampled_from([1.0, qk_width**-0.5])),
-        "norm": draw(st.sampled_from(gpu.NORMS)),
-        "value_net": draw(st.sampled_from(gpu.NETS)),
-        "pooling": draw(st.sampled_from(["sum", "mean"])),
-        "dropout": draw(st.sampled_from([0.0, 0.1, 0.7])),
-        "dropout_seed": draw(st.integers(0, 2**63 - 1)),
-        "query_offset": draw(st.sampled_from([keys - queries, 0, keys - queries + 3, -2])),
-    }
+    options = AttentionOptions(
+        causal=draw(st.booleans()),
+        scale=draw(st.sampled_from([1.0, qk_width**-0.5])),
+        norm=draw(st.sampled_from(gpu.NORMS)),
+        value_net=draw(st.sampled_from(gpu.NETS)),
+        pooling=draw(st.sampled_from(["sum", "mean"])),
+        dropout=draw(st.sampled_from([0.0, 0.1, 0.7])),
+        dropout_seed=draw(st.integers(0, 2**63 - 1)),
+        query_offset=draw(st.sampled_from([keys - queries, 0, keys - queries + 3, -2])),
+    )
     tiles = (*draw(st.sampled_from([(4, 8), (8, 4), (16, 16)])), draw(st.booleans()))
     return tiles, tensors, options
 
@@ -229,9 +212,9 @@ def test_the_dropout_mask_is_every_backends():
         q, k = torch.ones(1, 1, queries, 1), torch.ones(1, 1, keys, 1)
         v = torch.eye(keys)[None, None]
         options = options_of(queries, keys, norm="none", value_net="linear", scale=1.0)
-        options |= {"dropout": dropout, "dropout_seed": seed, "query_offset": offset}
+        options = replace(options, dropout=dropout, dropout_seed=seed, query_offset=offset)
         out = torch.empty(1, 1, queries, keys)
-        gpu.forward(q, k, v, None, None, None, out=out, saved=torch.empty(0), **options)
+        gpu.forward(AttentionInputs(q, k, v), options, out=out, saved=torch.empty(0))
         assert torch.equal(out[0, 0] > 0, keep_mask(dropout, seed, queries, keys, offset))
 
 
@@ -252,8 +235,7 @@ def test_rms_head_over_one_head_keeps_the_little_gradient_that_is_left(value_net
     torch.manual_seed(0)
     q, k = torch.rand(1, 1, 3, 4) + 0.5, torch.rand(1, 1, 5, 4) + 0.5
     v, grad = torch.randn(1, 1, 5, 4), torch.randn(1, 1, 3, 4)
-    options = {"norm": "rms_head", "value_net": value_net, "pooling": "sum", "scale": 1.0, "causal": False}
-    options |= {"dropout": 0.0, "dropout_seed": 0, "query_offset": 0}
+    options = options_of(0, 0, value_net=value_net, scale=1.0)
     use_tiles(2, 2)
     actual = fused(q, k, v, None, None, grad, options)
     wanted = plain(*(t.double() for t in (q, k, v)), None, None, grad.double(), options)
@@ -301,7 +283,7 @@ def test_values_outside_the_mask_are_never_read_into_the_result():
         clean = [t[:, :, :5] if i in (1, 2) else t for i, t in enumerate(tensors)]
         clean[3], clean[4] = None, tensors[4][:, :9]
         out = fused(*tensors, options)[0]
-        wanted = plain(*map(double, clean), options | {"query_offset": 0})[0]
+        wanted = plain(*map(double, clean), replace(options, query_offset=0))[0]
         assert relative_error(out, wanted) <= FORWARD_BOUND
 
 
@@ -334,7 +316,7 @@ def test_opcheck(norm, value_net):
     plain_arguments = arguments(norm, value_net, requires_grad=False)
     out, saved = forward_op(*plain_arguments)
     for need_band in (True, False):
-        rest = (*plain_arguments[:6], out, saved, *plain_arguments[6:], False, need_band)
+        rest = (*plain_arguments, out, saved, False, need_band)
         torch.library.opcheck(backward_op, (torch.randn_like(out), *rest))
 
 
@@ -361,9 +343,8 @@ def test_the_public_op_takes_it_by_name_and_never_by_itself():
     q, k, v = (torch.randn(2, 3, 5, 4) for _ in range(3))
     assert explain_backend(q, k, v).name == "cpu"
     assert "interpreter is for checks" in explain_backend(q, k, v).rejected["triton"]
-    wanted = reference.hyper_attention(
-        *map(double, (q, k, v)), None, None, None, **options_of(5, 5, scale=0.5, value_net="gelu")
-    )
+    inputs = AttentionInputs(*map(double, (q, k, v)))
+    wanted = reference.hyper_attention(inputs, options_of(5, 5, scale=0.5, value_net="gelu"))
     assert relative_error(hyper_attention(q, k, v, value_net="gelu", backend="triton"), wanted) <= FORWARD_BOUND
 
 

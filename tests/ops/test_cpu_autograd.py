@@ -7,8 +7,8 @@ import torch
 
 from headcode import ModelConfig, Transformer
 from headcode.ops import cpu, hyper_attention
-from headcode.ops.registration import hyper_attention as forward_op
-from headcode.ops.registration import hyper_attention_backward as backward_op
+from headcode.ops.registration import registered as forward_op
+from headcode.ops.registration import registered_backward as backward_op
 
 COMPILERS = ["aot_eager", "inductor"] if shutil.which("g++") or shutil.which("clang++") else ["aot_eager"]
 
@@ -41,30 +41,8 @@ def test_opcheck(norm, value_net):
         needing_band = None if band is None else band.clone().requires_grad_()
         torch.library.opcheck(forward_op, (*needing, mask, None, needing_band, *options))
         out, saved = forward_op(*tensors, mask, None, band, *options)
-        arguments = (torch.randn_like(out), *tensors, mask, None, band, out, saved, *options)
+        arguments = (torch.randn_like(out), *tensors, mask, None, band, *options, out, saved)
         torch.library.opcheck(backward_op, (*arguments, False, band is not None))
-
-
-@pytest.mark.parametrize("compiler", COMPILERS)
-@pytest.mark.parametrize("backend", ["cpu", "auto"])
-def test_a_compiled_function_agrees(backend, compiler):
-    torch._dynamo.reset()
-
-    def function(q, k, v, band, seed):
-        return hyper_attention(
-            q, k, v, relative_bias=band, causal=True, dropout=0.2, dropout_seed=seed, backend=backend
-        ).sin()
-
-    compiled = torch.compile(function, backend=compiler, fullgraph=True)
-    for seed in (1, 2, 2**61):
-        torch.manual_seed(seed % 97)
-        inputs = [torch.randn(2, 3, 5, 2), torch.randn(2, 3, 7, 2), torch.randn(2, 3, 7, 4), torch.randn(3, 11)]
-        inputs = [t.requires_grad_() for t in inputs]
-        eager, traced = function(*inputs, seed), compiled(*inputs, seed)
-        torch.testing.assert_close(traced, eager)
-        expected = torch.autograd.grad(eager.sum(), inputs)
-        for actual, wanted in zip(torch.autograd.grad(traced.sum(), inputs), expected, strict=True):
-            torch.testing.assert_close(actual, wanted)
 
 
 @pytest.mark.slow

@@ -1,11 +1,14 @@
 """The fused CPU backend against the float64 reference: every norm × value net, shapes, masks, layouts, threads."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headcode.ops import cpu, hyper_attention, reference
+from headcode.ops.options import AttentionGradients, AttentionInputs, AttentionOptions, Problem
 
 NORMS, NETS = list(cpu.NORM_CODES), list(cpu.NET_CODES)
 PRIMES = st.sampled_from([1, 2, 3, 5, 7, 11])
@@ -34,45 +37,40 @@ def problems(draw):
         tensors[3] = None
     if not draw(st.booleans()):
         tensors[4] = None
-    options = {
-        "causal": draw(st.booleans()),
-        "scale": draw(st.sampled_from([1.0, qk_width**-0.5])),
-        "norm": draw(st.sampled_from(NORMS)),
-        "value_net": draw(st.sampled_from(NETS)),
-        "pooling": "sum",
-        "dropout": draw(st.sampled_from([0.0, 0.1, 0.7])),
-        "dropout_seed": draw(st.integers(0, 2**63 - 1)),
-        "query_offset": draw(st.sampled_from([keys - queries, 0, keys - queries + 3, -2])),
-    }
+    options = AttentionOptions(
+        causal=draw(st.booleans()),
+        scale=draw(st.sampled_from([1.0, qk_width**-0.5])),
+        norm=draw(st.sampled_from(NORMS)),
+        value_net=draw(st.sampled_from(NETS)),
+        pooling="sum",
+        dropout=draw(st.sampled_from([0.0, 0.1, 0.7])),
+        dropout_seed=draw(st.integers(0, 2**63 - 1)),
+        query_offset=draw(st.sampled_from([keys - queries, 0, keys - queries + 3, -2])),
+    )
     return tensors, options
 
 
-def fused(q, k, v, mask, band, grad, options):
+def fused(q, k, v, mask, band, grad, options, backend=cpu, need_band=True):
     """Output and gradients from buffers that were filled with NaN: a cell that is not written shows."""
 
-    def buffer(*shape):
-        return torch.full(shape, float("nan"), dtype=q.dtype)
+    def buffer(*shape, dtype=q.dtype):
+        return torch.full(shape, float("nan"), dtype=dtype)
 
-    saved = buffer(*cpu.saved_shape(q.shape[0], q.shape[1], q.shape[2], options["norm"]))
+    inputs = AttentionInputs(q, k, v, mask, relative_bias=band)
+    saved_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    saved = buffer(*backend.saved_shape(*q.shape[:3], options.norm), dtype=saved_dtype)
     out = buffer(*grad.shape)
-    gradients = [buffer(*t.shape) for t in (q, k, v)] + [None if band is None else buffer(*band.shape)]
-    cpu.forward(q, k, v, mask, None, band, out=out, saved=saved, **options)
-    names = ("grad_q", "grad_k", "grad_v", "grad_relative_bias")
-    cpu.backward(
-        *(grad, q, k, v, mask, None, band),
-        out=out,
-        saved=saved,
-        grad_bias=None,
-        **dict(zip(names, gradients, strict=True)),
-        **options,
-    )
+    band_buffer = buffer(*band.shape) if band is not None and need_band else None
+    gradients = AttentionGradients(*(buffer(*t.shape) for t in (q, k, v)), relative_bias=band_buffer)
+    backend.forward(inputs, options, out=out, saved=saved)
+    backend.backward(grad, inputs, options, out=out, saved=saved, gradients=gradients)
     return [out, *(t for t in gradients if t is not None)]
 
 
 def plain(q, k, v, mask, band, grad, options):
-    inputs = [t.detach().requires_grad_() for t in (q, k, v, band) if t is not None]
-    out = reference.hyper_attention(*inputs[:3], mask, None, inputs[3] if band is not None else None, **options)
-    return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
+    q, k, v, band = (None if t is None else t.detach().requires_grad_() for t in (q, k, v, band))
+    out = reference.hyper_attention(AttentionInputs(q, k, v, mask, relative_bias=band), options)
+    return [out.detach(), *torch.autograd.grad(out, [t for t in (q, k, v, band) if t is not None], grad)]
 
 
 def size(t):
@@ -147,8 +145,7 @@ def test_long_sequences_cross_blocks_and_tasks(norm, value_net):
     queries, keys = 301, 389
     tensors = [torch.randn(1, 5, queries, 4), torch.randn(1, 5, keys, 4), torch.randn(1, 5, keys, 3)]
     tensors += [torch.rand(1, 1, 1, keys) > 0.2, torch.randn(5, queries + keys - 1), torch.randn(1, 5, queries, 3)]
-    options = {"causal": True, "scale": 0.5, "norm": norm, "value_net": value_net, "pooling": "sum"}
-    options |= {"dropout": 0.1, "dropout_seed": 2**50 + 3, "query_offset": keys - queries}
+    options = AttentionOptions(True, 0.5, norm, value_net, "sum", 0.1, 2**50 + 3, query_offset=keys - queries)
     actual = fused(*tensors, options)
     wanted = plain(*(_double(t) for t in tensors), options)
     assert relative_error(actual[0], wanted[0]) <= 1e-5
@@ -295,16 +292,21 @@ def test_softmax_by_torch_or_by_us_is_the_reference(width, causal):
 
 
 def test_what_torch_may_serve():
-    facts = {"norm": "softmax", "value_net": "linear", "qk_width": 32, "v_width": 32}
-    facts |= {"causal": True, "square": True, "plain": True}
-    assert cpu.prefers_torch(**facts)
+    q = torch.empty(2, 3, 5, 32)
+    served = AttentionOptions(True, 0.5, "softmax", "linear", "sum", 0.0, 0, query_offset=0)
+    problem = Problem.of(AttentionInputs(q, q, q), served)
+    assert cpu.prefers_torch(problem)
+    not_causal = replace(served, causal=False)
     for change in (
-        {"norm": "rms_head"},
-        {"value_net": "relu"},
+        {"options": replace(served, norm="rms_head")},
+        {"options": replace(served, value_net="relu")},
+        {"options": replace(served, dropout=0.1)},
+        {"options": replace(served, query_offset=1)},
         {"qk_width": 8, "v_width": 8},
         {"v_width": 16},
-        {"square": False},
-        {"plain": False},
+        {"queries": 4},
+        {"mask": "key_padding"},
+        {"relative_bias": True},
     ):
-        assert not cpu.prefers_torch(**{**facts, **change}), change
-    assert cpu.prefers_torch(**{**facts, "causal": False, "square": False})
+        assert not cpu.prefers_torch(problem._replace(**change)), change
+    assert cpu.prefers_torch(problem._replace(options=not_causal, queries=4))

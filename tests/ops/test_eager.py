@@ -5,8 +5,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from headcode.ops import eager, hyper_attention
-from headcode.ops.registration import hyper_attention as registered
+from headcode.ops import eager, hyper_attention, registration
+from headcode.ops.options import AttentionInputs, AttentionOptions
 
 
 def inputs(requires_grad=True):
@@ -19,8 +19,9 @@ def inputs(requires_grad=True):
 @pytest.mark.parametrize("needing", [(0, 1, 2, 3), (0,), (2, 3), ()])
 def test_both_ways_give_the_same_bits(backend, needing):
     tensors = [t.requires_grad_(i in needing) for i, t in enumerate(inputs(False))]
-    arguments = (*tensors[:3], None, None, tensors[3], True, 0.5, "rms_head", "relu", "sum", 0.1, 5, 2, backend)
-    direct, through = eager.hyper_attention(*arguments), registered(*arguments)[0]
+    call = AttentionInputs(*tensors[:3], relative_bias=tensors[3])
+    options = AttentionOptions(True, 0.5, "rms_head", "relu", "sum", 0.1, dropout_seed=5, query_offset=2)
+    direct, through = (way.hyper_attention(call, options, backend) for way in (eager, registration))
     assert torch.equal(direct, through) and direct.stride() == through.stride()
     assert direct.requires_grad == bool(needing)
     if needing:

@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +14,19 @@ import torch
 from headcode.bench import kernels
 from headcode.ops import _gpu_tuning, backends, explain_backend, gpu, gpu_check, hyper_attention
 from headcode.ops._gpu_tuning import Tiles, fastest, first_guess
-from headcode.ops.backends import Problem, choose_backend
+from headcode.ops.backends import choose_backend
+from headcode.ops.options import AttentionInputs, AttentionOptions, Problem
 
+OPTIONS = AttentionOptions(
+    causal=False,
+    scale=0.5,
+    norm="rms_head",
+    value_net="relu",
+    pooling="sum",
+    dropout=0.0,
+    dropout_seed=0,
+    query_offset=0,
+)
 PROBLEM = Problem(
     batch=2,
     heads=3,
@@ -24,16 +36,10 @@ PROBLEM = Problem(
     v_width=4,
     dtype=torch.float32,
     device="cuda",
-    norm="rms_head",
-    value_net="relu",
-    pooling="sum",
     mask="none",
-    dense_bias=False,
+    bias=False,
     relative_bias=False,
-    causal=False,
-    dropout=False,
-    aligned=True,
-    needs_grad=True,
+    options=OPTIONS,
 )
 
 
@@ -58,10 +64,9 @@ def test_auto_takes_it_on_an_nvidia_gpu(nvidia):
     for norm in gpu.NORMS:
         for value_net in gpu.NETS:
             for dtype in gpu.DTYPES:
+                options = replace(OPTIONS, norm=norm, value_net=value_net, pooling="mean")
                 choice = choose_backend(
-                    PROBLEM._replace(
-                        norm=norm, value_net=value_net, dtype=dtype, mask="dense", pooling="mean", relative_bias=True
-                    )
+                    PROBLEM._replace(dtype=dtype, mask="dense", relative_bias=True, options=options)
                 )
                 assert choice.name == "triton" and choice.reason.startswith("fused kernel for cuda, if it agrees")
 
@@ -69,6 +74,7 @@ def test_auto_takes_it_on_an_nvidia_gpu(nvidia):
 def test_auto_relies_on_it_only_where_it_agrees_with_the_reference(nvidia, monkeypatch, caplog, tmp_path):
     """`gpu_check_interpreted.py` has the comparison itself."""
     kind = gpu_check.Kind("float32", 3, 4, 4, "rms_head", "relu", "sum", False, False, False, False)
+    another_kind = PROBLEM._replace(options=replace(OPTIONS, causal=True))
     device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     for outcome in ("the output differs", gpu_check.AGREES):
@@ -81,7 +87,7 @@ def test_auto_relies_on_it_only_where_it_agrees_with_the_reference(nvidia, monke
             assert choice.name == "triton" and choice.reason.endswith("compared with the reference here, and agrees")
         else:
             assert choice.name == "chunked" and choice.rejected["triton"] == outcome
-        assert choose_backend(PROBLEM._replace(causal=True)).reason.endswith("at its first call here")  # another kind
+        assert choose_backend(another_kind).reason.endswith("at its first call here")
         assert "not compared" in choose_backend(PROBLEM, "triton").reason
     (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "on NVIDIA A100 (compute capability 8.0): the output differs. To report" in warning.getMessage()
@@ -90,10 +96,10 @@ def test_auto_relies_on_it_only_where_it_agrees_with_the_reference(nvidia, monke
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"norm": "layer_head"}, "norms none, rms_head, softmax, not layer_head"),
-        ({"value_net": "swiglu"}, "not swiglu"),
-        ({"pooling": "max"}, "by sum and mean, not by max"),
-        ({"dense_bias": True}, "relative band"),
+        ({"options": replace(OPTIONS, norm="layer_head")}, "norms none, rms_head, softmax, not layer_head"),
+        ({"options": replace(OPTIONS, value_net="swiglu")}, "not swiglu"),
+        ({"options": replace(OPTIONS, pooling="max")}, "by sum and mean, not by max"),
+        ({"bias": True}, "relative band"),
         ({"dtype": torch.float64}, "float32, bfloat16 and float16, not float64"),
         ({"heads": 65}, "up to 64 heads, not 65"),
         ({"v_width": 129}, "up to 128 wide, not 129"),
@@ -279,8 +285,7 @@ def test_the_first_guess_is_legal_for_all_sizes():
         for width in (1, 4, 15, 16, 19, 128):
             for dtype in (torch.float32, torch.bfloat16):
                 q = torch.empty(1, heads, 7, width, dtype=dtype, device="meta")
-                options = {"norm": "rms_head", "value_net": "relu", "dropout": 0.0, "causal": False}
-                call = GpuCall(q, q, q, None, None, torch.empty(0), options)
+                call = GpuCall(AttentionInputs(q, q, q), OPTIONS, torch.empty(0))
                 for kind in ("log_sums", "forward", "delta", "query", "key", "band"):
                     tiles = first_guess(call, kind)
                     numbers = (tiles.queries, tiles.keys, tiles.qk_chunk, tiles.v_chunk, tiles.warps)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from headcode.ops import NORMS, POOLINGS, VALUE_NETS, hyper_attention
-from headcode.ops.registration import hyper_attention as forward_op
-from headcode.ops.registration import hyper_attention_backward as backward_op
+from headcode.ops.registration import registered as forward_op
+from headcode.ops.registration import registered_backward as backward_op
 
 COMPILERS = ["aot_eager", "inductor"] if shutil.which("g++") or shutil.which("clang++") else ["aot_eager"]
 
@@ -32,12 +32,12 @@ def test_opcheck(norm, value_net, pooling):
     torch.library.opcheck(forward_op, arguments(norm, value_net, pooling))
     plain = arguments(norm, value_net, pooling, requires_grad=False)
     out, saved = forward_op(*plain)
-    torch.library.opcheck(backward_op, (torch.randn_like(out), *plain[:6], out, saved, *plain[6:], True, True))
-    torch.library.opcheck(backward_op, (torch.randn_like(out), *plain[:6], out, saved, *plain[6:], False, False))
+    torch.library.opcheck(backward_op, (torch.randn_like(out), *plain, out, saved, True, True))
+    torch.library.opcheck(backward_op, (torch.randn_like(out), *plain, out, saved, False, False))
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
-@pytest.mark.parametrize("backend", ["reference", "chunked"])
+@pytest.mark.parametrize("backend", ["reference", "chunked", "cpu", "auto"])
 def test_compiled_equals_eager(compiler, backend):
     torch._dynamo.reset()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +22,9 @@ from headcode.jit import address_of, why_disabled
 from headcode.ops import chunked
 from headcode.ops import dropout as dropout_hash
 from headcode.ops.cpu.team import run_native_in_team
+from headcode.ops.options import AttentionGradients, AttentionInputs, AttentionOptions, Problem
 from headcode.ops.registry import RMS_EPSILON
-
-if TYPE_CHECKING:
-    from headcode.ops.backends import Problem
+from headcode.private_api import flash_attention, flash_attention_backward
 
 NORM_CODES = {"none": 0, "rms_head": 1, "softmax": 2}
 NET_CODES = {"linear": 0, "deep_linear": 1, "relu": 2, "gelu": 3, "silu": 4}
@@ -51,15 +50,16 @@ def unsupported(problem: Problem) -> str | None:
         return _NO_KERNELS
     if problem.dtype not in DTYPES:
         return f"it computes in float32 and float64, not {str(problem.dtype).removeprefix('torch.')}"
-    if problem.norm not in NORM_CODES:
-        return f"it has the norms {', '.join(NORM_CODES)}, not {problem.norm}"
-    if problem.value_net not in NET_CODES:
-        return f"it has the value nets {', '.join(NET_CODES)}, not {problem.value_net}"
-    if problem.pooling != "sum":
-        return f"it pools by sum, not by {problem.pooling}"
+    options = problem.options
+    if options.norm not in NORM_CODES:
+        return f"it has the norms {', '.join(NORM_CODES)}, not {options.norm}"
+    if options.value_net not in NET_CODES:
+        return f"it has the value nets {', '.join(NET_CODES)}, not {options.value_net}"
+    if options.pooling != "sum":
+        return f"it pools by sum, not by {options.pooling}"
     if problem.mask == "dense":
         return "its masks are causal and per key, not per (query, key)"
-    if problem.dense_bias:
+    if problem.bias:
         return "its bias is the relative band, not one of size Tq×Tk"
     return None
 
@@ -69,42 +69,21 @@ def saved_shape(batch: int, heads: int, queries: int, norm: str) -> list[int]:
     return [batch, heads, queries] if norm == "softmax" else [0]
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    relative_bias: Tensor | None,
-    *,
-    out: Tensor,
-    saved: Tensor,
-    **options: Any,
-) -> None:
+def forward(inputs: AttentionInputs, options: AttentionOptions, *, out: Tensor, saved: Tensor) -> None:
     """Fill `out` (B, H, Tq, Dv) and, for softmax, `saved` (B, H, Tq)."""
-    if out.numel() == 0 or k.shape[2] == 0:
+    if out.numel() == 0 or inputs.k.shape[2] == 0:
         out.zero_()
         saved.zero_()
         return
-    _forward(q, k, v, mask, relative_bias, out, saved, options)
-    if _may_leak(mask, options, out):
-        chunked.forward(q, k, v, mask, bias, relative_bias, out=out, saved=saved, **options)
+    _forward(inputs, options, out, saved)
+    if _may_leak(inputs, options, out):
+        chunked.forward(inputs, options, out=out, saved=saved)
 
 
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    relative_bias: Tensor | None,
-    out: Tensor,
-    saved: Tensor,
-    options: dict[str, Any],
-) -> None:
-    if served_by_torch(q, k, v, mask, relative_bias is not None, options):
-        result, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, options["causal"], scale=options["scale"]
-        )
+def _forward(inputs: AttentionInputs, options: AttentionOptions, out: Tensor, saved: Tensor) -> None:
+    q, k, v, mask, _, relative_bias = inputs
+    if prefers_torch(Problem.of(inputs, options)):
+        result, log_sums = flash_attention(q, k, v, options.causal, options.scale)
         out.copy_(result)
         saved.copy_(log_sums)
         return
@@ -115,69 +94,44 @@ def _forward(
     _launch("forward", call, (q, k, v, out))
 
 
-def _may_leak(mask: Tensor | None, options: dict[str, Any], result: Tensor) -> bool:
+def _may_leak(inputs: AttentionInputs, options: AttentionOptions, result: Tensor) -> bool:
     """Whether a number that is not finite may have come through a mask: there is one, and the result has a NaN."""
-    return (mask is not None or options["causal"]) and bool(result.sum().isnan())
+    return (inputs.mask is not None or options.causal) and bool(result.sum().isnan())
 
 
 def backward(
     grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    relative_bias: Tensor | None,
+    inputs: AttentionInputs,
+    options: AttentionOptions,
     *,
     out: Tensor,
     saved: Tensor,
-    grad_q: Tensor,
-    grad_k: Tensor,
-    grad_v: Tensor,
-    grad_bias: Tensor | None,
-    grad_relative_bias: Tensor | None,
-    **options: Any,
+    gradients: AttentionGradients,
 ) -> None:
     """Fill the gradients of q, k, v and, where asked for, of the band."""
-    if out.numel() == 0 or k.shape[2] == 0:
-        for gradient in (grad_q, grad_k, grad_v, grad_relative_bias):
+    if out.numel() == 0 or inputs.k.shape[2] == 0:
+        for gradient in gradients:
             if gradient is not None:
                 gradient.zero_()
         return
-    gradients = (grad_q, grad_k, grad_v, grad_relative_bias)
-    _backward(grad, q, k, v, mask, relative_bias, out, saved, gradients, options)
-    # A pair that leaks has a NaN as the gradient of its score, and that is summed into grad_q.
-    if _may_leak(mask, options, grad_q):
-        chunked.backward(
-            *(grad, q, k, v, mask, bias, relative_bias),
-            out=out,
-            saved=saved,
-            grad_q=grad_q,
-            grad_k=grad_k,
-            grad_v=grad_v,
-            grad_bias=grad_bias,
-            grad_relative_bias=grad_relative_bias,
-            **options,
-        )
+    _backward(grad, inputs, options, out, saved, gradients)
+    # A pair that leaks has a NaN as the gradient of its score, and that is summed into the gradient of q.
+    if _may_leak(inputs, options, gradients.q):
+        chunked.backward(grad, inputs, options, out=out, saved=saved, gradients=gradients)
 
 
 def _backward(
     grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    relative_bias: Tensor | None,
+    inputs: AttentionInputs,
+    options: AttentionOptions,
     out: Tensor,
     saved: Tensor,
-    gradients: tuple[Tensor, Tensor, Tensor, Tensor | None],
-    options: dict[str, Any],
+    gradients: AttentionGradients,
 ) -> None:
-    grad_q, grad_k, grad_v, grad_relative_bias = gradients
-    if served_by_torch(q, k, v, mask, relative_bias is not None, options):
-        by_torch = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, q, k, v, out, saved, 0.0, options["causal"], scale=options["scale"]
-        )
+    q, k, v, mask, _, relative_bias = inputs
+    grad_q, grad_k, grad_v, _, grad_relative_bias = gradients
+    if prefers_torch(Problem.of(inputs, options)):
+        by_torch = flash_attention_backward(grad, q, k, v, out, saved, options.causal, options.scale)
         for target, gradient in zip((grad_q, grad_k, grad_v), by_torch, strict=True):
             target.copy_(gradient)
         return
@@ -185,7 +139,7 @@ def _backward(
     band = _padded(relative_bias, q, k)
     call = AttentionCall(q, k, v, mask, band, saved, options, _stream(options))
     tensors = (q, k, v, out, grad, grad_q, grad_k, grad_v)
-    if options["norm"] == "softmax":
+    if options.norm == "softmax":
         delta = (grad * out).sum(-1).contiguous()  # (B, H, Tq)
         call.fields["delta"] = delta.data_ptr()
         if call.needs_delta_kernel:
@@ -200,7 +154,7 @@ def _backward(
         call.fields["partial_band"] = band_parts.data_ptr()
     _launch("backward", call, tensors)
     if num_splits > 1:
-        finish_queries(parts, grad_q, options["scale"])
+        finish_queries(parts, grad_q, options.scale)
     if grad_relative_bias is not None:
         grad_relative_bias.copy_(_sum_parts(band_parts)[:, 1 : q.shape[2] + k.shape[2]])
 
@@ -216,34 +170,25 @@ TORCH_FROM_WIDTH = 16
 length 64 to 1024; at 16, 0.9 to 1.4; at 64, 1.3 to 2.2. docs/kernels.md has the table."""
 
 
-def prefers_torch(
-    *, norm: str, value_net: str, qk_width: int, v_width: int, causal: bool, square: bool, plain: bool
-) -> bool:
+def prefers_torch(problem: Problem) -> bool:
     """Whether torch's own fused attention can serve a call and is faster: the one place where that is decided.
 
-    It is softmax with a linear value net, `plain`: without dropout of ours, without a band (it would need all of Tq×Tk)
-    and without padding (what it answers for a query that sees no key has changed between versions). Its causal mask
-    is ours only if the call is `square`: as many queries as keys, the first at the first.
+    It is softmax with a linear value net, without dropout of ours, without a band (it would need all of Tq×Tk) and
+    without padding (what it answers for a query that sees no key has changed between versions). Its causal mask is
+    ours only with as many queries as keys, the first at the first.
     """
-    if norm != "softmax" or value_net != "linear" or not plain or (causal and not square):
+    options = problem.options
+    if options.norm != "softmax" or options.value_net != "linear" or options.dropout > 0:
         return False
-    return qk_width == v_width and qk_width >= TORCH_FROM_WIDTH
+    if problem.mask != "none" or problem.relative_bias:
+        return False
+    if options.causal and (problem.queries != problem.keys or options.query_offset != 0):
+        return False
+    return problem.qk_width == problem.v_width and problem.qk_width >= TORCH_FROM_WIDTH
 
 
-def served_by_torch(q: Any, k: Any, v: Any, mask: Tensor | None, has_band: bool, options: dict[str, Any]) -> bool:
-    return prefers_torch(
-        norm=options["norm"],
-        value_net=options["value_net"],
-        qk_width=q.shape[3],
-        v_width=v.shape[3],
-        causal=options["causal"],
-        square=q.shape[2] == k.shape[2] and options["query_offset"] == 0,
-        plain=mask is None and not has_band and options["dropout"] == 0,
-    )
-
-
-def _stream(options: dict[str, Any]) -> int:
-    return dropout_hash.stream_number(options["dropout_seed"]) if options["dropout"] > 0 else 0
+def _stream(options: AttentionOptions) -> int:
+    return dropout_hash.stream_number(options.dropout_seed) if options.dropout > 0 else 0
 
 
 def band_length(queries: int, keys: int) -> int:
@@ -274,7 +219,7 @@ class AttentionCall:
     """One call in the kernels' terms. Its tensors may be sections of a program that is planned (`ops.program`)."""
 
     def __init__(
-        self, q: Any, k: Any, v: Any, mask: Tensor | None, band: Any, saved: Any, options: dict[str, Any], stream: Any
+        self, q: Any, k: Any, v: Any, mask: Tensor | None, band: Any, saved: Any, options: AttentionOptions, stream: Any
     ) -> None:
         self.batch, self.heads, self.queries, qk_width = q.shape
         self.keys, v_width = k.shape[2], v.shape[3]
@@ -285,8 +230,8 @@ class AttentionCall:
         self.block = block_of(self.keys)
         self.work = self.batch * self.queries * self.keys * self.heads * (self.qk_padded + 2 * v_padded)
         self.band_length = 0 if band is None else band_length(self.queries, self.keys)
-        self.needs_delta_kernel = options["norm"] == "softmax" and options["value_net"] != "linear"
-        dropout = options["dropout"]
+        self.needs_delta_kernel = options.norm == "softmax" and options.value_net != "linear"
+        dropout = options.dropout
         self.fields: dict[str, Any] = {
             "batch": self.batch,
             "heads": self.heads,
@@ -297,10 +242,10 @@ class AttentionCall:
             "qk_padded": self.qk_padded,
             "v_padded": v_padded,
             "block": self.block,
-            "norm": NORM_CODES[options["norm"]],
-            "net": NET_CODES[options["value_net"]],
-            "causal": int(options["causal"]),
-            "query_offset": options["query_offset"],
+            "norm": NORM_CODES[options.norm],
+            "net": NET_CODES[options.value_net],
+            "causal": int(options.causal),
+            "query_offset": options.query_offset,
             "threshold": dropout_hash.threshold(dropout) if dropout > 0 else 0,
             "stream": stream,
             "mask": 0 if mask is None else mask.data_ptr(),
@@ -310,7 +255,7 @@ class AttentionCall:
             "band_step": 0 if band is None else 1,
             "band_length": self.band_length,
             "saved": saved.data_ptr(),
-            "scale": options["scale"],
+            "scale": options.scale,
             "keep_scale": 1 / (1 - dropout),
             "epsilon": RMS_EPSILON,
         }

@@ -10,6 +10,7 @@ shapes alone and summed in a fixed order: results are bitwise the same for any n
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from headcode.ops import dropout as dropout_hash
 from headcode.ops.cpu import attention as cpu
 from headcode.ops.cpu.block_plan import BlockPlan, BlockSizes, plan_block
+from headcode.ops.options import AttentionGradients, AttentionInputs, AttentionOptions
 
 COLUMNS = 16
 """All widths must be multiples of it: the kernels' tiles are that wide."""
@@ -53,9 +55,7 @@ class BlockCall(NamedTuple):
     """Of the two LayerNorms."""
     buckets: Tensor | None
     """Bucket of each entry of the relative band (Tq+Tk-1)."""
-    attention: tuple[tuple[str, Any], ...]
-    """Options of the attention op, but for the dropout's seed."""
-    dropout_seed: int
+    attention: AttentionOptions
     differentiable: Callable[..., Tensor]
     """The same block, op by op, of x and the parameters: for gradients that are to be differentiated themselves."""
 
@@ -114,11 +114,11 @@ class _Run:
                 gated=call.gated,
                 has_band=call.buckets is not None,
                 epsilons=call.epsilons,
-                attention=call.attention,
+                attention=replace(call.attention, dropout_seed=0),
             )
         )
         # Read by the kernels in place of an address: see `block_plan.STREAM`.
-        self.stream = dropout_hash.stream_number(call.dropout_seed) if self.plan.options["dropout"] > 0 else 0
+        self.stream = dropout_hash.stream_number(call.attention.dropout_seed) if self.plan.options.dropout > 0 else 0
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """The output, and all that the backward pass needs besides the inputs."""
@@ -136,7 +136,7 @@ class _Run:
             program.run(f"project {index}")
         if plan.served_by_torch:
             q, k, v, attended, saved = (t.of(kept) for t in (plan.q, plan.k, plan.v, plan.out_heads, plan.saved))
-            cpu.forward(q, k, v, None, None, None, out=attended, saved=saved, **plan.options)
+            cpu.forward(AttentionInputs(q, k, v), plan.options, out=attended, saved=saved)
         else:
             program.run("attention")
         program.run("feed")
@@ -160,7 +160,7 @@ class _Run:
                     program.run("delta")
             program.run("attention")
             if plan.partial_q is not None:
-                cpu.finish_queries(plan.partial_q.of(scratch), plan.grad_q.of(scratch), plan.options["scale"])
+                cpu.finish_queries(plan.partial_q.of(scratch), plan.grad_q.of(scratch), plan.options.scale)
         # First all tokens, then what the chosen ones add.
         for index in reversed(range(len(plan.projections))):
             program.run(f"project {index}")
@@ -188,18 +188,6 @@ class _Run:
 
 def _attention_backward_by_torch(plan: BlockPlan, kept: Tensor, scratch: Tensor) -> None:
     q, k, v, out, saved = (t.of(kept) for t in (plan.q, plan.k, plan.v, plan.out_heads, plan.saved))
-    grad, grad_q, grad_k, grad_v = (
-        section.of(scratch) for section in (plan.grad_heads, plan.grad_q, plan.grad_k, plan.grad_v)
-    )
-    cpu.backward(
-        grad,
-        *(q, k, v, None, None, None),
-        out=out,
-        saved=saved,
-        grad_q=grad_q,
-        grad_k=grad_k,
-        grad_v=grad_v,
-        grad_bias=None,
-        grad_relative_bias=None,
-        **plan.options,
-    )
+    grad, *gradients = (t.of(scratch) for t in (plan.grad_heads, plan.grad_q, plan.grad_k, plan.grad_v))
+    inputs, buffers = AttentionInputs(q, k, v), AttentionGradients(*gradients)
+    cpu.backward(grad, inputs, plan.options, out=out, saved=saved, gradients=buffers)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from headcode.jit import address_of
 from headcode.ops.cpu import attention as cpu
 from headcode.ops.cpu.launch import Area, Place, Program, Section, Word, contiguous
+from headcode.ops.options import AttentionInputs, AttentionOptions, Problem
 
 MOST_TASKS = 16
 LEAST_TOKENS = 64
@@ -39,8 +40,8 @@ class BlockSizes(NamedTuple):
     has_band: bool
     epsilons: tuple[float, float]
     """Of the two LayerNorms."""
-    attention: tuple[tuple[str, Any], ...]
-    """Options of the attention op, but for the dropout's seed."""
+    attention: AttentionOptions
+    """With dropout_seed 0: each call has its own."""
 
     @property
     def taken(self) -> int:
@@ -73,7 +74,7 @@ class BlockPlan:
     """
 
     def __init__(self, sizes: BlockSizes) -> None:
-        self.sizes, self.options = sizes, dict(sizes.attention)
+        self.sizes, self.options = sizes, sizes.attention
         widths = (sizes.qk_width, sizes.qk_width, sizes.v_width)
         pruned = sizes.taken != sizes.length
         groups = [((0,), True), ((1, 2), False)] if pruned else [((0, 1, 2), False)]
@@ -96,7 +97,7 @@ class BlockPlan:
         self.statistics.append(kept.take(batch, taken, 2))
         self.attended, self.middle = kept.take(batch, taken, sizes.v_width), kept.take(batch, taken, dim)
         self.hidden = kept.take(batch, taken, sizes.hidden_width)
-        self.saved = kept.take(*cpu.saved_shape(batch, sizes.num_heads, taken, self.options["norm"]))
+        self.saved = kept.take(*cpu.saved_shape(batch, sizes.num_heads, taken, self.options.norm))
         self.band = None
         if sizes.has_band:
             self.band = kept.take(sizes.num_heads, cpu.band_length(taken, sizes.length))
@@ -115,7 +116,8 @@ class BlockPlan:
         self.out_heads, self.grad_heads = (
             section.by_head(sizes.num_heads, 0, sizes.v_width) for section in (self.attended, self.grad_attended)
         )
-        self.served_by_torch = cpu.served_by_torch(self.q, self.k, self.v, None, sizes.has_band, self.options)
+        inputs: Any = AttentionInputs(self.q, self.k, self.v, relative_bias=self.band)  # type: ignore[arg-type]
+        self.served_by_torch = cpu.prefers_torch(Problem.of(inputs, self.options))
 
     def _heads(self, projected: Sequence[Section]) -> tuple[Section, Section, Section]:
         """q, k and v (B, H, T, D) where the projections have them, joined or the queries apart."""
@@ -253,7 +255,7 @@ class BlockPlan:
         tensors = (self.q, self.k, self.v, self.out_heads, self.grad_heads, self.grad_q, self.grad_k, self.grad_v)
         table = program.table(cpu.table_of(tensors))
         self.delta = None
-        if self.options["norm"] == "softmax":
+        if self.options.norm == "softmax":
             self.delta = self.scratch.take(*self.saved.shape)
             call.fields["delta"] = self.delta.data_ptr()
         self.needs_delta_kernel = call.needs_delta_kernel

@@ -50,6 +50,10 @@ class Section(NamedTuple):
     def dtype(self) -> torch.dtype:
         return torch.float32
 
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
     def of(self, memory: Tensor) -> Tensor:
         """This section of an area's memory, which may itself be part of another tensor's."""
         return memory.as_strided(self.shape, self.strides, memory.storage_offset() + self.start)

@@ -1,75 +1,158 @@
-"""Arguments of the op, checked and brought to one form. Every complaint is a sentence with a way out."""
+"""One call of the op: its tensors, its options, and the checks that bring a user's arguments to this form.
+
+Every complaint is a sentence that says what was given, what is allowed and how to mend it.
+"""
 
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from headcode.ops.reference import compute_dtype
 from headcode.ops.registry import NORMS, POOLINGS, VALUE_NETS
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-class Call(NamedTuple):
-    """What the backends get: q, k, v, boolean mask, dense bias, band; and the options, in the registered op's order."""
+class AttentionInputs(NamedTuple):
+    """The tensors of one call. Backends get them checked: a boolean mask, and 4 axes for mask and bias."""
 
-    tensors: tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-    options: dict[str, Any]
+    q: Tensor
+    """(B, H, Tq, Dk)"""
+    k: Tensor
+    """(B, H, Tk, Dk)"""
+    v: Tensor
+    """(B, H, Tk, Dv); 2·Dv channels if the value net is gated."""
+    mask: Tensor | None = None
+    """Broadcastable to (B, 1, Tq, Tk), True where a pair takes part."""
+    bias: Tensor | None = None
+    """Broadcastable to (B, H, Tq, Tk), added to the scores."""
+    relative_bias: Tensor | None = None
+    """(H, Tq+Tk-1), the band: entry [h, k - q + Tq - 1] is added to the score of (q, k)."""
+
+    def to(self, dtype: torch.dtype, device: torch.device | None = None) -> "AttentionInputs":
+        """With floating tensors of this dtype, all of them on this device; None leaves them where they are."""
+        moved: list[Any] = [t if t is None else t.to(device, dtype if t.is_floating_point() else t.dtype) for t in self]
+        return AttentionInputs(*moved)
+
+
+class AttentionGradients(NamedTuple):
+    """Buffers that a backward pass fills, each shaped like its input; None for a bias that needs no gradient."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None = None
+    relative_bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """What a call computes from its tensors. The registered op takes the same fields in the same order."""
+
+    causal: bool
+    """Query i, at position `query_offset + i`, sees the keys up to its own position."""
+    scale: float
+    """Factor of q·k in the scores."""
+    norm: str
+    """How scores become codes, one of NORMS."""
+    value_net: str
+    """What the codes configure, one of VALUE_NETS."""
+    pooling: str
+    """Over keys, one of POOLINGS."""
+    dropout: float
+    """The share of (query, key) pairs whose code is zeroed; the others are scaled by 1/(1-dropout)."""
+    dropout_seed: int
+    """Hashed with position and key, it decides which pairs are dropped."""
+    query_offset: int
+    """The position of the first query among the keys."""
+
+
+class Problem(NamedTuple):
+    """A call without its numbers: what decides whether a backend can serve it, and how well."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    qk_width: int
+    v_width: int
+    dtype: torch.dtype
+    device: str
+    mask: str
+    """`none`, `key_padding` (the same for every query) or `dense`."""
+    bias: bool
+    relative_bias: bool
+    options: AttentionOptions
+
+    @classmethod
+    def of(cls, inputs: AttentionInputs, options: AttentionOptions) -> "Problem":
+        q, k, v, mask, bias, relative_bias = inputs
+        mask_kind = "none" if mask is None else "key_padding" if mask.shape[2] == 1 else "dense"
+        return cls(
+            *(q.shape[0], q.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3]),
+            *(q.dtype, q.device.type, mask_kind, bias is not None, relative_bias is not None, options),
+        )
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Half precision is computed in float32 and rounded once, at the end."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def check_call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    relative_bias: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    norm: str,
-    value_net: str,
-    pooling: str,
-    dropout: float,
-    dropout_seed: int | None,
-    query_offset: int | None,
-) -> Call:
+    inputs: AttentionInputs,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    norm: str = "rms_head",
+    value_net: str = "relu",
+    pooling: str = "sum",
+    dropout: float = 0.0,
+    dropout_seed: int | None = None,
+    query_offset: int | None = None,
+) -> tuple[AttentionInputs, AttentionOptions]:
+    """A user's arguments as the backends take them, with the defaults of `hyper_attention`."""
+    q, k, v, mask, bias, relative_bias = inputs
     check_choice("norm", norm, NORMS)
     check_choice("value_net", value_net, VALUE_NETS)
     check_choice("pooling", pooling, POOLINGS)
     check_tensors(q, k, v, bias, relative_bias)
     check_shapes(q, k, v, value_net)
-    batch, heads, num_queries, width = q.shape
-    num_keys = k.shape[2]
-    if not isinstance(causal, bool):
-        raise TypeError(f"causal must be True or False, got {causal!r}.")
-    bias = four_axes("bias", bias, (batch, heads, num_queries, num_keys))
-    mask, bias = _split_mask(check_mask(mask, (batch, 1, num_queries, num_keys), q), bias)
+    check_flag("causal", causal)
+    num_queries, num_keys = q.shape[2], k.shape[2]
+    mask, bias = check_pair_terms(mask, bias, q, k)
+    mask, bias = _split_mask(mask, bias)
     if relative_bias is not None:
-        expected = (heads, max(num_queries + num_keys - 1, 0))
+        expected = (q.shape[1], max(num_queries + num_keys - 1, 0))
         if tuple(relative_bias.shape) != expected:
             raise ValueError(
                 f"relative_bias must have shape (heads, queries + keys - 1) = {expected}, "
                 f"got {tuple(relative_bias.shape)}; entry [h, k - q + queries - 1] is added to the score of (q, k)."
             )
-    scale = 1 / math.sqrt(width) if scale is None else check_scale(scale)
-    dropout = _number("dropout", dropout)
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}.")
-    return Call(
-        (q, k, v, mask, bias, relative_bias),
-        {
-            "causal": causal,
-            "scale": scale,
-            "norm": norm,
-            "value_net": value_net,
-            "pooling": pooling,
-            "dropout": dropout,
-            "dropout_seed": resolve_seed(dropout, dropout_seed),
-            "query_offset": num_keys - num_queries if query_offset is None else _integer("query_offset", query_offset),
-        },
+    options = AttentionOptions(
+        causal=causal,
+        scale=1 / math.sqrt(q.shape[3]) if scale is None else check_scale(scale),
+        norm=norm,
+        value_net=value_net,
+        pooling=pooling,
+        dropout=check_dropout("dropout", dropout),
+        dropout_seed=resolve_seed(dropout, dropout_seed),
+        query_offset=num_keys - num_queries if query_offset is None else _integer("query_offset", query_offset),
     )
+    return AttentionInputs(q, k, v, mask, bias, relative_bias), options
+
+
+def check_flag(name: str, given: Any) -> None:
+    if not isinstance(given, bool):
+        raise TypeError(f"{name} must be True or False, got {given!r}.")
+
+
+def check_dropout(name: str, dropout: Any) -> float:
+    if not 0 <= _number(name, dropout) < 1:
+        raise ValueError(f"{name} must be at least 0 and below 1, got {dropout}.")
+    return float(dropout)
 
 
 def check_scale(scale: Any) -> float:
@@ -128,10 +211,14 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor | None, value_net: str) -> None
         raise ValueError(f"v must have an even width for value_net={value_net!r} (gate, signal), got {v.shape[3]}.")
 
 
-def check_mask(mask: Tensor | None, shape: tuple[int, ...], q: Tensor) -> Tensor | None:
-    """The mask with 4 axes, boolean or of q's dtype."""
+def check_pair_terms(
+    mask: Tensor | None, bias: Tensor | None, q: Tensor, k: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Mask and bias with 4 axes; the mask is boolean or of q's dtype."""
+    batch, heads, num_queries, _ = q.shape
+    bias = _four_axes("bias", bias, (batch, heads, num_queries, k.shape[2]))
     if mask is None:
-        return None
+        return None, bias
     if not isinstance(mask, Tensor):
         raise TypeError(f"mask must be a torch.Tensor, got {type(mask).__name__}.")
     if mask.dtype != torch.bool and mask.dtype != q.dtype:
@@ -142,7 +229,7 @@ def check_mask(mask: Tensor | None, shape: tuple[int, ...], q: Tensor) -> Tensor
         )
     if mask.device != q.device:
         raise ValueError(f"mask must be on q's device {q.device}, got {mask.device}.")
-    return four_axes("mask", mask, shape)
+    return _four_axes("mask", mask, (batch, 1, num_queries, k.shape[2])), bias
 
 
 def _split_mask(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -158,7 +245,7 @@ def _split_mask(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None
     return visible, bias.to(dtype) + finite.to(dtype)
 
 
-def four_axes(name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
+def _four_axes(name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
     """`tensor` with 4 axes, each of size 1 or as in `shape` (batch, head, query, key)."""
     if tensor is None:
         return None
