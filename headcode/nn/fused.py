@@ -17,7 +17,7 @@ from headcode.nn.attention import HyperAttention
 from headcode.nn.checks import check_queries
 from headcode.nn.feedforward import GeluFeedForward, SwigluFeedForward
 from headcode.nn.plain import full_name, why_called
-from headcode.nn.position import RelativeBias, relative_bucket
+from headcode.nn.position import RelativeBias, relative_buckets
 from headcode.ops import cpu, eager
 from headcode.ops.cpu.block import COLUMNS, BlockCall, BlockWeights, fused_block
 from headcode.ops.options import AttentionOptions, resolve_seed
@@ -130,9 +130,8 @@ def _run_op_by_op(
 @functools.lru_cache(maxsize=64)
 def _places(num_buckets: int, num_queries: int, num_keys: int, first: int) -> Tensor:
     """`RelativeBias.places`, remembered."""
-    last = first + num_queries - 1
-    buckets = [relative_bucket(last - i, num_buckets) for i in range(num_queries + num_keys - 1)]
-    return torch.tensor(buckets, device="cpu")
+    distances = first + num_queries - 1 - torch.arange(num_queries + num_keys - 1, device="cpu")
+    return relative_buckets(distances, num_buckets)
 
 
 def _why_unserved(block: TransformerBlock) -> str | None:

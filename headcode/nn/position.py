@@ -10,20 +10,19 @@ from headcode.nn.checks import check_sizes
 POSITIONS = ("relative", "rotary", "sinusoidal", "learned", "relative_learned", "none")
 
 
-def relative_bucket(distance: int, num_buckets: int) -> int:
-    """The bucket of a key that lies `distance` before the query (0 for later keys): exact at first, then logarithmic.
+def relative_buckets(distances: Tensor, num_buckets: int) -> Tensor:
+    """The buckets of keys that lie so far before the query (0 for later keys): exact at first, then logarithmic.
 
     With N buckets: n for n < N//2; beyond, N//2 + int(log(n/(N//2) + ε) / log(N/(N//2)) · (N - N//2)), at most N-1.
 
-    >>> [relative_bucket(n, 8) for n in (-3, 0, 3, 4, 5, 7, 100)]
+    >>> relative_buckets(torch.tensor([-3, 0, 3, 4, 5, 7, 100]), 8).tolist()
     [0, 0, 3, 4, 5, 7, 7]
     """
-    distance = max(distance, 0)
-    exact = num_buckets // 2
-    if exact == 0 or distance < exact:
-        return min(distance, num_buckets - 1)
-    ratio = math.log(distance / exact + torch.finfo(torch.float32).eps) / math.log(num_buckets / exact)
-    return min(exact + int(ratio * (num_buckets - exact)), num_buckets - 1)
+    distances, exact = distances.clamp(min=0), num_buckets // 2
+    if exact > 0:
+        ratio = torch.log(distances.double() / exact + torch.finfo(torch.float32).eps) / math.log(num_buckets / exact)
+        distances = torch.where(distances < exact, distances, exact + (ratio * (num_buckets - exact)).long())
+    return distances.clamp(max=num_buckets - 1)
 
 
 class RelativeBias(nn.Module):
@@ -51,14 +50,8 @@ class RelativeBias(nn.Module):
 
     def fill_buckets(self) -> None:
         """The bucket of each distance; from num_buckets on, every key falls into the last."""
-        distance = torch.arange(self.num_buckets + 1, device=self.buckets.device)
-        exact = self.num_buckets // 2
-        if exact > 0:
-            ratio = torch.log(distance.double() / exact + torch.finfo(torch.float32).eps)
-            ratio = ratio / math.log(self.num_buckets / exact)
-            beyond = exact + (ratio * (self.num_buckets - exact)).long()
-            distance = torch.where(distance < exact, distance, beyond)
-        self.buckets.copy_(distance.clamp(max=self.num_buckets - 1))
+        distances = torch.arange(self.num_buckets + 1, device=self.buckets.device)
+        self.buckets.copy_(relative_buckets(distances, self.num_buckets))
 
     def forward(self, num_queries: int, num_keys: int, query_offset: int) -> Tensor:
         """The band (H, Tq+Tk-1) that `hyper_attention` takes; query i stands at position `query_offset + i`."""

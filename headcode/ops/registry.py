@@ -74,15 +74,18 @@ NORMS: dict[str, Norm] = {
 }
 
 
+GELU_SLOPE = math.sqrt(2 / math.pi)
+GELU_CUBIC = 0.044715
+
+
 def gelu(x: Tensor) -> Tensor:
     """The tanh form, as everywhere in the paper's models."""
     return F.gelu(x, approximate="tanh")
 
 
 def _gelu_derivative(x: Tensor) -> Tensor:
-    slope = math.sqrt(2 / math.pi)
-    tanh = torch.tanh(slope * (x + 0.044715 * x**3))
-    return 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh.square()) * slope * (1 + 3 * 0.044715 * x.square())
+    tanh = torch.tanh(GELU_SLOPE * (x + GELU_CUBIC * x**3))
+    return 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh.square()) * GELU_SLOPE * (1 + 3 * GELU_CUBIC * x.square())
 
 
 def _silu_derivative(x: Tensor) -> Tensor:

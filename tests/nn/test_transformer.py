@@ -12,7 +12,7 @@ import headcode
 from headcode import METHODS, ModelConfig, Transformer
 from headcode.interop import to_reference
 from headcode.nn import RelativeBias, forward_flops, load_model, save_model
-from headcode.nn.position import relative_bucket, sinusoidal_positions
+from headcode.nn.position import relative_buckets, sinusoidal_positions
 
 LOGIC = {"input_dim": 5, "output_dim": 1, "max_length": 16, "num_layers": 2, "num_heads": 8, "qk_dim": 16, "v_dim": 16}
 SRAVEN = {
@@ -73,14 +73,23 @@ def assert_variance(values, expected, kurtosis):
     assert abs(values.mean().item()) < 5 * math.sqrt(expected / values.numel())
 
 
+def relative_bucket(distance, num_buckets):
+    """The design's formula, number by number."""
+    distance, exact = max(distance, 0), num_buckets // 2
+    if exact == 0 or distance < exact:
+        return min(distance, num_buckets - 1)
+    ratio = math.log(distance / exact + torch.finfo(torch.float32).eps) / math.log(num_buckets / exact)
+    return min(exact + int(ratio * (num_buckets - exact)), num_buckets - 1)
+
+
 class TestPosition:
     def test_buckets_by_the_formula(self):
         # N = 16: exact below 8, then 8 + int(log2(n/8)·8).
-        buckets = [relative_bucket(n, 16) for n in range(18)]
-        assert buckets == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 15, 15]
-        assert [relative_bucket(n, 7) for n in range(9)] == [0, 1, 2, 3, 4, 5, 6, 6, 6]
-        assert [relative_bucket(n, 1) for n in (-2, 0, 5)] == [0, 0, 0]
-        assert [relative_bucket(n, 36) for n in (17, 18, 19, 25, 35)] == [17, 18, 19, 26, 35]
+        expected = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 15, 15]
+        assert relative_buckets(torch.arange(18), 16).tolist() == expected
+        assert relative_buckets(torch.arange(9), 7).tolist() == [0, 1, 2, 3, 4, 5, 6, 6, 6]
+        assert relative_buckets(torch.tensor([-2, 0, 5]), 1).tolist() == [0, 0, 0]
+        assert relative_buckets(torch.tensor([17, 18, 19, 25, 35]), 36).tolist() == [17, 18, 19, 26, 35]
 
     def test_the_table_is_the_formula(self):
         for buckets in range(1, 200):
