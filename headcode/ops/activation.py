@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from headcode.jit import numba_enabled
+from headcode.ops.cpu.records import LANES
 from headcode.ops.cpu.team import run_in_team
 from headcode.ops.registry import gelu as torch_gelu
 from headcode.private_api import functional_transforms_active
 
-LANES = 8
 PIECE = 2**15
 """Numbers that one thread works on at a time: input, value and slope fit in its cache."""
 

@@ -32,4 +32,13 @@ from headcode.ops.cpu.attention import NO_KERNELS, backward, forward, unsupporte
 from headcode.ops.cpu.attention_plan import prefers_torch, saved_shape
 from headcode.ops.cpu.records import NET_CODES, NORM_CODES
 
-__all__ = ["NET_CODES", "NORM_CODES", "NO_KERNELS", "backward", "forward", "prefers_torch", "saved_shape", "unsupported"]
+__all__ = [
+    "NET_CODES",
+    "NORM_CODES",
+    "NO_KERNELS",
+    "backward",
+    "forward",
+    "prefers_torch",
+    "saved_shape",
+    "unsupported",
+]

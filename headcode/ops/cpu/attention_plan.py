@@ -66,8 +66,11 @@ def dropout_stream(options: AttentionOptions) -> int:
 
 
 class AttentionPlan:
-    """The launches of one call, whatever its seed: for `tensors` q, k, v, out and saved, mask and band if there are any,
-    and for a backward pass grad, grad_q, grad_k and grad_v."""
+    """The launches of one call, for any dropout seed.
+
+    Its `tensors` are q, k, v, out and saved, mask and band if there are any, and for a backward pass grad, grad_q,
+    grad_k and grad_v.
+    """
 
     def __init__(self, tensors: Mapping[str, Section], options: AttentionOptions) -> None:
         self.tensors, self.options = tensors, options
@@ -116,7 +119,9 @@ class AttentionPlan:
 
     def plan_forward(self, program: Program) -> None:
         if not self.by_torch:
-            self._launch(program, "attention", "attention_forward", **self._tasks(self.queries, 2, self.work))
+            tasks = self._tasks(self.queries, 2, self.work)
+            given = {name: word for name, word in self.fields.items() if not name.startswith("grad")}
+            self._launch(program, "attention", "attention_forward", given, **tasks)
 
     def run_forward(self, program: BoundProgram) -> None:
         """Fill out, and for softmax `saved`."""
@@ -136,7 +141,7 @@ class AttentionPlan:
         if self.options.norm == "softmax":
             self.fields["delta"] = self.delta = scratch.take(self.batch, self.heads, self.queries)
         if self.needs_delta_kernel:
-            self._launch(program, "delta", "attention_delta", **self._tasks(self.queries, 2, self.work))
+            self._launch(program, "delta", "attention_delta", self.fields, **self._tasks(self.queries, 2, self.work))
         tasks = self._tasks(self.keys, self.block, 3 * self.work)
         if tasks["splits"] > 1:
             shape = (self.batch, _round_up(self.queries, 2), self.heads, self.qk_padded)
@@ -144,11 +149,11 @@ class AttentionPlan:
             self.sum_q = scratch.take(*shape)
             program.launch_sum("sum of queries", self.partial_q, self.sum_q)
         if band_needs_grad:
-            shape = self.tensors["band"].shape
-            self.fields["partial_band"] = parts = scratch.take(tasks["tasks"], *shape)
-            self.grad_band = scratch.take(*shape)
+            band = self.tensors["band"]
+            self.fields["partial_band"] = parts = scratch.take(tasks["tasks"], *band.shape)
+            self.grad_band = scratch.take(*band.shape)
             program.launch_sum("sum of bands", parts, self.grad_band)
-        self._launch(program, "attention", "attention_backward", **tasks)
+        self._launch(program, "attention", "attention_backward", self.fields, **tasks)
 
     def run_backward(self, program: BoundProgram) -> None:
         """Fill grad_q, grad_k, grad_v and, as the section `grad_band`, the gradient of the band."""
@@ -172,8 +177,10 @@ class AttentionPlan:
         if self.grad_band is not None:
             program.run("sum of bands")
 
-    def _launch(self, program: Program, name: str, module: str, *, tasks: int, **work: int) -> None:
-        words = record(records.ATTENTION, **self.fields, **work)
+    def _launch(
+        self, program: Program, name: str, module: str, fields: dict[str, Word], *, tasks: int, **work: int
+    ) -> None:
+        words = record(records.ATTENTION, **fields, **work)
         program.launch(name, kernel(module, "KERNELS", self.variant), words, tasks)
 
     def _tasks(self, length: int, unit: int, work: int) -> dict[str, int]:

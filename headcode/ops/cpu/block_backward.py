@@ -1,7 +1,7 @@
 """The fused block, backward: what went forward is recomputed from what was kept, a chunk of tokens at a time.
 
-Every task sums the gradients of the weights over its own tokens, in a part of its own: `parts` (tasks, part_size), which
-`gemm.sum_tasks` adds up. The layout of a part is the list of shapes in `block_plan`.
+Every task sums the gradients of the weights over its own tokens, in a part of its own: `parts` (tasks, part_size).
+`gemm.sum_tasks` adds these up. The layout of a part is the list of shapes in `block_plan`.
 """
 
 import numpy as np

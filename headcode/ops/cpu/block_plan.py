@@ -252,9 +252,7 @@ class BlockPlan:
                 grad_x_begun=int(index != len(self.projections) - 1),
             )
 
-    def _launch_summed(
-        self, program: Program, name: str, shapes: dict[str, tuple[int, ...]], **fields: Any
-    ) -> None:
+    def _launch_summed(self, program: Program, name: str, shapes: dict[str, tuple[int, ...]], **fields: Any) -> None:
         """A kernel whose tasks sum up gradients of these shapes, and the launch that adds up what they have."""
         num_tasks, _ = _share_out(fields["tokens"])
         size = sum(math.prod(shape) for shape in shapes.values())

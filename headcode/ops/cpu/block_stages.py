@@ -32,7 +32,7 @@ def row_of(p, token):  # type: ignore[no-untyped-def]
 
 @stage
 def measure(source, offset, p, token):  # type: ignore[no-untyped-def]
-    """Fill the token's `statistics`: mean, and 1 / standard deviation. Two sums at a time do not wait for each other."""
+    """Fill a token's `statistics`: mean, 1 / standard deviation. Two sums at a time do not wait for each other."""
     first, second = constant(SINGLE, 0.0), constant(SINGLE, 0.0)
     for d in range(offset, offset + p.dim, 2 * LANES):
         no_unroll()

@@ -48,7 +48,8 @@ SIX, FOUR, ONE = (0,) * 6, (0,) * 4, (0,)
 
 @intrinsic
 def _tile(  # type: ignore[no-untyped-def]
-    typingctx, c, c_offset, c_row, start, start_offset, start_row, a, a_offset, a_row, a_step, b, b_offset, b_row, depth, rows
+    typingctx, c, c_offset, c_row, start, start_offset, start_row,
+    a, a_offset, a_row, a_step, b, b_offset, b_row, depth, rows,
 ):  # fmt: skip
     """c = start + a·b, len(rows) by COLUMNS; `*_row` is the stride of rows, a_step that of a's columns."""
 
@@ -116,7 +117,8 @@ def _prefetch(builder: Any, address: Any) -> None:
 
 @stage
 def _rows(  # type: ignore[no-untyped-def]
-    rows, first, c, c_offset, c_row, start, start_offset, start_row, a, a_offset, a_row, a_step, b, b_offset, b_row, depth
+    rows, first, c, c_offset, c_row, start, start_offset, start_row,
+    a, a_offset, a_row, a_step, b, b_offset, b_row, depth,
 ):  # fmt: skip
     """The tile of the rows from `first` on; returns the row after it."""
     c_first, start_first, a_first = c_offset + first * c_row, start_offset + first * start_row, a_offset + first * a_row

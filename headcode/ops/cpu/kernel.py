@@ -24,7 +24,11 @@ SINGLE, DOUBLE = np.empty(0, np.float32), np.empty(0, np.float64)
 UNBOUNDED = 2**48
 """The length that memory from an address on is given: nobody checks it."""
 
-VARIANTS: dict[str, tuple[Any, Any]] = {"": ((0,) * 4, SINGLE), "narrow": ((0,) * 2, SINGLE), "double": ((0,) * 2, DOUBLE)}
+VARIANTS: dict[str, tuple[Any, Any]] = {
+    "": ((0,) * 4, SINGLE),
+    "narrow": ((0,) * 2, SINGLE),
+    "double": ((0,) * 2, DOUBLE),
+}
 """name -> `like`, a tuple whose length is the number of vectors (dims) that are worked on at once, and the type of the
 numbers. Narrow is for heads of width 1 and 2."""
 

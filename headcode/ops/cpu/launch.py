@@ -1,7 +1,7 @@
 """Launches of kernels, planned once: what they do depends on shapes, and only addresses differ from call to call.
 
-A kernel reads what it is to do from a record (`records`). To write the records anew for every launch of every step takes
-Python longer than some kernels run. A `Program` holds the records of a call's launches with their addresses left open:
+A kernel reads what it is to do from a record (`records`). Writing records anew for every launch of every step would
+take Python longer than some kernels run. A `Program` holds the records of a call's launches with their addresses left open:
 each is a `Section` of some named memory. `Program.bind` is told the tensors of one call and fills all of them in at
 once; `BoundProgram.run` then runs a launch, by its name, on torch's threads.
 """
@@ -10,7 +10,7 @@ import functools
 import importlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -156,10 +156,8 @@ class Program:
     @functools.cached_property
     def _compiled(self) -> tuple[np.ndarray, np.ndarray, list[str], np.ndarray, np.ndarray]:
         names = list(dict.fromkeys(name for _, name, _ in self._open))
-        positions, indices, offsets = (
-            np.array(numbers, np.int64)
-            for numbers in zip(*((at, names.index(name), offset) for at, name, offset in self._open), strict=True)
-        )
+        places = [(position, names.index(name), offset) for position, name, offset in self._open]
+        positions, indices, offsets = np.array(places, np.int64).reshape(-1, 3).T.copy()
         return np.array(self._words, np.int64), positions, names, indices, offsets
 
 

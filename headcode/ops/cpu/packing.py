@@ -20,7 +20,18 @@ def _joined(tensor, heads, width, padded):  # type: ignore[no-untyped-def]
 
 @stage
 def _copy_row(  # type: ignore[no-untyped-def]
-    target, target_offset, target_head, target_dim, source, source_offset, source_head, source_dim, heads, width, joined, scale
+    target,
+    target_offset,
+    target_head,
+    target_dim,
+    source,
+    source_offset,
+    source_head,
+    source_dim,
+    heads,
+    width,
+    joined,
+    scale,
 ):
     """One row (head, dim) times a scale; `*_head` and `*_dim` are strides."""
     if joined:
