@@ -173,7 +173,9 @@ def _parts(feedforward: Any, has_band: bool) -> list[tuple[str, str, type[nn.Mod
 
 
 # No cache, which torch.compile would warn of.
-_PARTS = {(kind, band): _parts(kind, band) for kind in (GeluFeedForward, SwigluFeedForward) for band in (False, True)}
+_PARTS: dict[Any, Any] = {
+    (kind, band): _parts(kind, band) for kind in (GeluFeedForward, SwigluFeedForward) for band in (False, True)
+}
 
 
 def _named_parameters(block: TransformerBlock) -> dict[str, Any] | str:

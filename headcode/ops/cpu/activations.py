@@ -3,7 +3,7 @@
 import numpy as np
 
 from headcode.jit import njit
-from headcode.ops.cpu.kernel import stage
+from headcode.ops.cpu.kernel import inlined_stage
 from headcode.ops.cpu.records import GELU, LANES, RELU, SILU
 from headcode.ops.cpu.simd import constant, load, muladd, store
 from headcode.ops.cpu.simd_math import add, divide, exp, exp_within, maximum, multiply, subtract, where_positive
@@ -16,7 +16,7 @@ CUBIC = GATE * GELU_CUBIC
 FAR = 10.0
 
 
-@stage
+@inlined_stage
 def gelu(given, like):  # type: ignore[no-untyped-def]
     """GELU and its slope; `like` is an array of the vector's type."""
     one, high = constant(like, 1.0), constant(like, FAR)
@@ -33,7 +33,7 @@ def gelu(given, like):  # type: ignore[no-untyped-def]
     return multiply(given, sigmoid), add(sigmoid, rise)
 
 
-@stage
+@inlined_stage
 def silu(x, like):  # type: ignore[no-untyped-def]
     """SiLU and its slope."""
     one = constant(like, 1.0)
@@ -42,7 +42,7 @@ def silu(x, like):  # type: ignore[no-untyped-def]
     return value, muladd(value, subtract(one, gate), gate)
 
 
-@stage
+@inlined_stage
 def activate(x, net, like):  # type: ignore[no-untyped-def]
     """φ(x) and φ'(x) of a two-layer value net."""
     one = constant(like, 1.0)

@@ -25,7 +25,7 @@ import math
 
 import numpy as np
 
-from headcode.ops.cpu.kernel import BYTES, array_at, no_unroll, stage
+from headcode.ops.cpu.kernel import BYTES, array_at, inlined_stage, no_unroll, stage
 from headcode.ops.cpu.packing import pack_tile
 from headcode.ops.cpu.records import LANES, SOFTMAX
 from headcode.ops.cpu.simd import (
@@ -141,12 +141,18 @@ def _pair_factors(factor, hidden, visible, key_hidden, p, key, i, count):  # typ
             hidden[offset + j] = -np.inf
 
 
-@stage
+@inlined_stage
 def pair_scores(  # type: ignore[no-untyped-def]
     s, factor, hidden, visible, key_hidden, p, query, query_row, key_tile, key, i, count, like
 ):
-    """Factors, and s = q·k + band, of two queries, whose rows start at `query_row`; they are packed with the scale."""
+    """Factors and scores of two queries, whose rows start at `query_row`."""
     _pair_factors(factor, hidden, visible, key_hidden, p, key, i, count)
+    _scores(s, p, query, query_row, key_tile, key, i, count, like)
+
+
+@stage
+def _scores(s, p, query, query_row, key_tile, key, i, count, like):  # type: ignore[no-untyped-def]
+    """s = q·k + band, of two queries, which are packed with the scale."""
     heads, width, block, band_length = p.heads, p.qk_padded, p.block, p.band_length
     band, band_start = array_at(p.band, s), band_offset(p, key, i)
     n = len(like)
@@ -166,7 +172,7 @@ def pair_scores(  # type: ignore[no-untyped-def]
                 store(s, other + h * block + j, dot_rows(second, keys, load(start, start_second + j)))
 
 
-@stage
+@inlined_stage
 def recompute_codes(  # type: ignore[no-untyped-def]
     s, factor, hidden, visible, key_hidden, p, query, query_row, key_tile, b, key, i, count, like
 ):
@@ -189,7 +195,7 @@ def num_lines(p, i):  # type: ignore[no-untyped-def]
     return min(2, p.queries - i) * p.heads
 
 
-@stage
+@inlined_stage
 def _largest(s, line, hidden, pair, count):  # type: ignore[no-untyped-def]
     """The largest score that a line of s holds of visible keys."""
     top = add(load(s, line), load(hidden, pair))

@@ -139,15 +139,24 @@ def _product(  # type: ignore[no-untyped-def]
     # Sixes and fours make up any even number but 2; a tile of fewer rows would wait for its own sums.
     sixes = m - (m % 6 + 6 if m % 6 == 2 and m > 6 else m % 6)
     for column in range(0, n, COLUMNS):
-        targets = (c, c_offset + column, c_row, start, start_offset + column, start_row)
-        factors = (a, a_offset, a_row, a_step, b, column // COLUMNS * b_panel, b_row, depth)
+        # Not as tuples: taking arrays out of one counts references, for every tile anew.
+        c_from, start_from, panel = c_offset + column, start_offset + column, column // COLUMNS * b_panel
         row = 0
         while row < sixes:
-            row = _rows(SIX, row, *targets, *factors)
+            row = _rows(
+                SIX, row, c, c_from, c_row, start, start_from, start_row,
+                a, a_offset, a_row, a_step, b, panel, b_row, depth,
+            )  # fmt: skip
         while row + 4 <= m:
-            row = _rows(FOUR, row, *targets, *factors)
+            row = _rows(
+                FOUR, row, c, c_from, c_row, start, start_from, start_row,
+                a, a_offset, a_row, a_step, b, panel, b_row, depth,
+            )  # fmt: skip
         while row < m:
-            row = _rows(ONE, row, *targets, *factors)
+            row = _rows(
+                ONE, row, c, c_from, c_row, start, start_from, start_row,
+                a, a_offset, a_row, a_step, b, panel, b_row, depth,
+            )  # fmt: skip
 
 
 @stage

@@ -14,6 +14,8 @@ from headcode.ops.cpu import records
 
 # Called by kernels only: without the wrappers that Python or C would need, they compile sooner.
 stage = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
+# A call with a dozen arrays costs as much as some stages' work: short stages become part of their caller.
+inlined_stage = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)
 
 # Numba learns the type of memory from an example; these arrays are never read.
 ATTENTION, BLOCK_PART = np.empty(0, records.ATTENTION), np.empty(0, records.BLOCK_PART)

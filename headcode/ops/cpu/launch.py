@@ -1,9 +1,9 @@
 """Launches of kernels, planned once: what they do depends on shapes, and only addresses differ from call to call.
 
 A kernel reads what it is to do from a record (`records`). Writing records anew for every launch of every step would
-take Python longer than some kernels run. A `Program` holds the records of a call's launches with their addresses left open:
-each is a `Section` of some named memory. `Program.bind` is told the tensors of one call and fills all of them in at
-once; `BoundProgram.run` then runs a launch, by its name, on torch's threads.
+take Python longer than some kernels run. A `Program` holds the records of a call's launches with their addresses left
+open: each is a `Section` of some named memory. `Program.bind` is told the tensors of one call and fills all of them in
+at once; `BoundProgram.run` then runs a launch, by its name, on torch's threads.
 """
 
 import functools
