@@ -14,7 +14,6 @@ import functools
 import hashlib
 import importlib.util
 import os
-import pickle
 import stat
 import sys
 import tempfile
@@ -23,6 +22,8 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from headcode import private_api
 
 _PACKAGE = Path(__file__).parent
 _IMPORTED_AT = time.time()
@@ -51,8 +52,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headcode" / "numba"
 
 
-def njit(**options: Any) -> Callable[[Callable], Callable]:
-    """`numba.njit(nogil=True, **options)` with a cache that can fail; the plain function where Numba is off."""
+def njit(*, key: tuple[str, ...] = (), **options: Any) -> Callable[[Callable], Callable]:
+    """`numba.njit(nogil=True, **options)` with a cache that can fail; the plain function where Numba is off.
+
+    What a closure holds is in no source file, so a function that is one is kept on disk only if `key` names it: no two
+    that are made at one line may have the same.
+    """
 
     def decorate(function: Callable) -> Callable:
         if not numba_enabled():
@@ -60,9 +65,8 @@ def njit(**options: Any) -> Callable[[Callable], Callable]:
         import numba
 
         dispatcher = numba.njit(nogil=True, **options)(function)
-        # What a closure holds is in no source file, so nothing could tell two kernels made from it apart.
-        if function.__closure__ is None:
-            dispatcher._cache = _KernelCache(function)
+        if function.__closure__ is None or key:
+            private_api.set_kernel_cache(dispatcher, _KernelCache(function, key))
         return dispatcher
 
     return decorate
@@ -73,8 +77,7 @@ def address_of(kernel: Any) -> int:
     from numba import types
 
     kernel.compile((types.int64,))
-    compiled = kernel.overloads[(types.int64,)]
-    return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name)
+    return private_api.kernel_address(kernel, (types.int64,))
 
 
 class _KernelCache:
@@ -84,8 +87,8 @@ class _KernelCache:
     keeps an index that two processes can overwrite for each other.
     """
 
-    def __init__(self, function: Callable) -> None:
-        self._function = function
+    def __init__(self, function: Callable, key: tuple[str, ...]) -> None:
+        self._function, self._key = function, key
         self._flushed = False
 
     @property
@@ -94,24 +97,18 @@ class _KernelCache:
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """The compiled kernel, or None if there is none that can be trusted."""
-        from numba.core.compiler import CompileResult
-
         target_context.refresh()
         # Whatever a file raises, the kernel can be compiled.
         with contextlib.suppress(Exception):
             if path := self._path(signature, target_context.codegen()):
-                return CompileResult._rebuild(target_context, *pickle.loads(_read_sealed(path)))
+                return private_api.unpickle_kernel(target_context, _read_sealed(path))
         return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        from numba.core import serialize
-
-        # Code that holds addresses of this process is of no use to another.
-        if compiled.lifted or compiled.library.has_dynamic_globals:
-            return
         with contextlib.suppress(Exception):
-            if path := self._path(signature, compiled.library.codegen):
-                _write_sealed(path, serialize.dumps(compiled._reduce()))
+            path, payload = self._path(signature, compiled.library.codegen), private_api.pickle_kernel(compiled)
+            if path and payload:
+                _write_sealed(path, payload)
 
     def flush(self) -> None:
         """Called by a dispatcher's `recompile`, after which its kernels may no longer be what the sources say."""
@@ -127,8 +124,9 @@ class _KernelCache:
         # Numba's word for the processor: its name and features, or what NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say.
         processor = codegen.magic_tuple()
         line = self._function.__code__.co_firstlineno
-        key = hashlib.sha256(repr((module, self._function.__qualname__, line, signature, processor)).encode())
-        return folder and folder / f"{self._function.__name__}-{key.hexdigest()}.nbc"
+        parts = (module, self._function.__qualname__, line, *self._key, signature, processor)
+        digest = hashlib.sha256(repr(parts).encode()).hexdigest()
+        return folder and folder / f"{self._function.__name__}-{digest}.nbc"
 
 
 @functools.cache

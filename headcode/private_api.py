@@ -1,39 +1,94 @@
 """What headcode uses of other packages although they do not promise to keep it: all of it, in this one file.
 
-Nothing public answers these questions. Tested with torch 2.13.0; a name that another version lacks is mended here.
+Nothing public answers these questions. Tested with torch 2.13.0, Numba 0.68.1 and llvmlite 0.50.0; a name that another
+version lacks is mended here. Neither package is imported before it is needed.
 """
 
-import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd import forward_ad
-from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
+from __future__ import annotations
 
-__all__ = ["FakeTensor", "has_global_hooks"]
+import pickle
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def kernel_address(kernel: Any, signature: tuple[Any, ...]) -> int:
+    """The address of a compiled kernel of Numba, as C would call it. `numba.cfunc` is public but has no cache."""
+    compiled = kernel.overloads[signature]
+    return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name)
+
+
+def set_kernel_cache(kernel: Any, cache: Any) -> None:
+    """Have a kernel of Numba ask this cache, which must have what `headcode.jit` gives it, in place of Numba's own."""
+    kernel._cache = cache
+
+
+def pickle_kernel(compiled: Any) -> bytes | None:
+    """A compiled kernel in bytes; None if it holds addresses of this process, of no use to another."""
+    from numba.core import serialize
+
+    held = compiled.lifted or compiled.library.has_dynamic_globals
+    return None if held else serialize.dumps(compiled._reduce())
+
+
+def unpickle_kernel(target_context: Any, payload: bytes) -> Any:
+    from numba.core.compiler import CompileResult
+
+    return CompileResult._rebuild(target_context, *pickle.loads(payload))
+
+
+def array_data(context: Any, builder: Any, array_type: Any, array: Any) -> Any:
+    """The pointer to an array's first number, in code that an intrinsic of Numba generates."""
+    return context.make_array(array_type)(context, builder, array).data
+
+
+def fake_tensor_type() -> type[Tensor]:
+    """What tensors without numbers are, as torch.compile makes them."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return FakeTensor
+
+
+def has_global_hooks() -> bool:
+    """Whether hooks of all modules are set."""
+    from torch.nn.modules import module
+
+    return module._has_any_global_hook()
 
 
 def forward_mode_active() -> bool:
     """Whether derivatives are computed forward: inside `torch.autograd.forward_ad.dual_level`."""
+    from torch.autograd import forward_ad
+
     return forward_ad._current_level >= 0
 
 
 def functional_transforms_active() -> bool:
     """Whether a transform of torch.func (grad, vmap, jvp, …) is at work."""
+    import torch
+
     return torch._C._are_functorch_transforms_active()
 
 
 def dispatch_modes_active() -> bool:
     """Whether a TorchDispatchMode watches or replaces operations: fake tensors, tracing, functional transforms."""
+    import torch
+
     return bool(torch._C._len_torch_dispatch_stack()) or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def driver_version() -> str:
     """Of the CUDA driver."""
+    import torch
+
     return str(getattr(torch._C, "_cuda_getDriverVersion", lambda: "unknown")())
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """torch's fused softmax attention on the CPU: output, and the log of each query's sum of exponentials."""
+    import torch
+
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
 
 
@@ -41,6 +96,8 @@ def flash_attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sums: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v; `out` and `log_sums` are what `flash_attention` gave."""
+    import torch
+
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, q, k, v, out, log_sums, 0.0, causal, scale=scale
     )

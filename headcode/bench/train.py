@@ -21,8 +21,7 @@ from torch import Tensor
 from headcode.bench.measure import machine, markdown_table, timed, torch_threads
 from headcode.files import replace_file
 from headcode.nn import HyperAttention, Transformer
-from headcode.ops import cpu
-from headcode.ops.program import BoundProgram
+from headcode.ops.cpu.launch import BoundProgram
 from headcode.presets import preset
 from headcode.run import RunConfig, override
 from headcode.train.cost import product_speed, step_flops
@@ -50,7 +49,7 @@ TITLES = (
     "machine GFLOP/s",
     "data wait",
 )
-ATTENTION_LAUNCHES = ("attention", "delta", "sum of bands")
+ATTENTION_LAUNCHES = ("attention", "delta", "sum of queries", "sum of bands")
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 
 
@@ -172,26 +171,19 @@ class Ours:
 def time_in_kernels() -> Iterator[dict[str, float]]:
     """Inside the `with`, the seconds spent in the kernels of fused blocks and in those of attention add up."""
     seconds = {"block": 0.0, "attention": 0.0}
-    blocks: Any = BoundProgram
-    attention: Any = cpu
-    run, run_alone = blocks.run, attention.run_native_in_team
+    programs: Any = BoundProgram
+    run = programs.run
 
     def watched(program: BoundProgram, name: str) -> None:
         start = time.perf_counter()
         run(program, name)
         seconds["attention" if name in ATTENTION_LAUNCHES else "block"] += time.perf_counter() - start
 
-    def watched_alone(*arguments: int) -> None:
-        """Attention that is no part of a fused block."""
-        start = time.perf_counter()
-        run_alone(*arguments)
-        seconds["attention"] += time.perf_counter() - start
-
-    blocks.run, attention.run_native_in_team = watched, watched_alone
+    programs.run = watched
     try:
         yield seconds
     finally:
-        blocks.run, attention.run_native_in_team = run, run_alone
+        programs.run = run
 
 
 class SeparateProjections(HyperAttention):

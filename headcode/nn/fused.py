@@ -1,4 +1,4 @@
-"""Which blocks run as one fused operation (`ops.block`), and how: plain eager training in float32 on a CPU.
+"""Which blocks run as one fused operation (`ops.cpu.block`), and how: plain eager training in float32 on a CPU.
 
 A block runs op by op if anything looks into it or changes a part of it: codes captured or edited, hooks on its parts,
 parts replaced or patched, tracing, autocast, functional transforms, padding masks, caches.
@@ -19,7 +19,8 @@ from headcode.nn.feedforward import GeluFeedForward, SwigluFeedForward
 from headcode.nn.plain import full_name, why_called
 from headcode.nn.position import RelativeBias, relative_buckets
 from headcode.ops import cpu, eager
-from headcode.ops.block import COLUMNS, BlockCall, BlockWeights, fused_block
+from headcode.ops.cpu.block import TABLE, BlockCall, fused_block
+from headcode.ops.cpu.records import COLUMNS
 from headcode.ops.options import AttentionOptions, resolve_seed
 from headcode.private_api import forward_mode_active, has_global_hooks
 
@@ -33,8 +34,8 @@ LARGEST_WIDTH = 512
 
 def run_fused(block: TransformerBlock, x: Tensor, queries: slice | None, dropout_seed: int | None) -> Tensor | None:
     """The block's output, or None if it must go op by op."""
-    weights = _weights_or_reason(block, x)
-    if isinstance(weights, str):
+    parameters = _parameters_or_reason(block, x)
+    if isinstance(parameters, str):
         return None
     attention, gated = block.attention, type(block.feedforward) is SwigluFeedForward
     check_queries(queries, x.shape[1])
@@ -48,7 +49,7 @@ def run_fused(block: TransformerBlock, x: Tensor, queries: slice | None, dropout
         last=last,
         gated=gated,
         epsilons=(block.attention_norm.eps, block.feedforward_norm.eps),
-        buckets=None if relative is None else _places(relative.num_buckets, last - first, x.shape[1], first),
+        buckets=None if relative is None else _band_buckets(relative.num_buckets, last - first, x.shape[1], first),
         attention=AttentionOptions(
             causal=attention.causal,
             scale=1 / math.sqrt(attention.query_proj.out_features // attention.num_heads),
@@ -61,7 +62,7 @@ def run_fused(block: TransformerBlock, x: Tensor, queries: slice | None, dropout
         ),
         differentiable=functools.partial(_run_op_by_op, block, queries, seed),
     )
-    out = fused_block(x, weights, call)
+    out = fused_block(x, parameters, call)
     # Its kernels leave later tokens out by multiplying with 0, but 0 · NaN is NaN (see `ops.cpu`).
     return None if attention.causal and out.detach().sum().isnan() else out
 
@@ -78,28 +79,28 @@ def why_op_by_op(block: TransformerBlock, x: Tensor) -> str | None:
         >>> why_op_by_op(block, torch.randn(3, 16, 128))
         'attention.key_proj has hooks'
     """
-    found = _weights_or_reason(block, x)
+    found = _parameters_or_reason(block, x)
     return found if isinstance(found, str) else None
 
 
-def _weights_or_reason(block: TransformerBlock, x: Tensor) -> BlockWeights | str:
-    """The block's parameters, or why it must go op by op."""
+def _parameters_or_reason(block: TransformerBlock, x: Tensor) -> dict[str, Tensor] | str:
+    """The block's parameters, named as in its state_dict, or why it must go op by op."""
     if not torch.is_grad_enabled():
         return "no gradients are asked for"
     if reason := _why_unserved(block):
         return reason
-    weights = _weights(block)
-    if isinstance(weights, str):
-        return weights
-    parameters = [parameter for pair in weights for parameter in pair]
-    if reason := _why_not_plain(x, parameters):
+    parameters = _named_parameters(block)
+    if isinstance(parameters, str):
+        return parameters
+    if reason := _why_not_plain(x, list(parameters.values())):
         return reason
-    attention, gated = block.attention, type(block.feedforward) is SwigluFeedForward
+    attention = block.attention
     if x.dim() != 3 or x.shape[2] != attention.dim or x.numel() == 0:
         return f"the tokens must have shape (batch, length, {attention.dim}) and not be empty, got {tuple(x.shape)}"
-    if not _fit(tuple([parameter.shape for parameter in parameters]), attention.dim, attention.num_heads, gated):
+    shapes = tuple([(name, parameter.shape) for name, parameter in parameters.items()])
+    if not _fit(shapes, attention.dim, attention.num_heads):
         return f"all widths must be multiples of {COLUMNS} and at most {LARGEST_WIDTH}"
-    return weights
+    return parameters
 
 
 class _OpByOp(nn.Module):
@@ -112,23 +113,15 @@ class _OpByOp(nn.Module):
 
 
 def _run_op_by_op(
-    block: TransformerBlock, queries: slice | None, dropout_seed: int, x: Tensor, *parameters: Tensor
+    block: TransformerBlock, queries: slice | None, dropout_seed: int, x: Tensor, parameters: dict[str, Tensor]
 ) -> Tensor:
     """The block with these parameters, which need not be its own any more (`torch.func.functional_call`)."""
-    names = ["attention_norm", *(f"attention.{part}_proj" for part in ("query", "key", "value", "output"))]
-    names = [f"{part}.{kind}" for part in (*names, "feedforward_norm") for kind in ("weight", "bias")]
-    if isinstance(block.feedforward, SwigluFeedForward):
-        names += [f"feedforward.{part}_proj.weight" for part in ("gate", "signal", "output")]
-    else:
-        names += [f"feedforward.{part}_proj.{kind}" for part in ("hidden", "output") for kind in ("weight", "bias")]
-    if block.attention.relative_bias is not None:
-        names.append("attention.relative_bias.table")
-    own = {f"block.{name}": parameter for name, parameter in zip(names, parameters, strict=True)}
+    own = {f"block.{name}": parameter for name, parameter in parameters.items()}
     return torch.func.functional_call(_OpByOp(block), own, (x, queries, dropout_seed))
 
 
 @functools.lru_cache(maxsize=64)
-def _places(num_buckets: int, num_queries: int, num_keys: int, first: int) -> Tensor:
+def _band_buckets(num_buckets: int, num_queries: int, num_keys: int, first: int) -> Tensor:
     """`RelativeBias.places`, remembered."""
     distances = first + num_queries - 1 - torch.arange(num_queries + num_keys - 1, device="cpu")
     return relative_buckets(distances, num_buckets)
@@ -158,43 +151,48 @@ def _why_unserved(block: TransformerBlock) -> str | None:
             f"pooling {attention.pooling!r}, position {attention.position!r}, "
             f"qk_norm {attention.query_norm is not None} and recurrent {attention.recurrent}"
         )
-    if cpu._NO_KERNELS:
+    if cpu.NO_KERNELS:
         return "there are no CPU kernels on this machine"
     return "hooks of all modules are set" if has_global_hooks() else None
 
 
-def _weights(block: TransformerBlock) -> BlockWeights | str:
+def _parts(feedforward: Any, has_band: bool) -> list[tuple[str, str, type[nn.Module], list[str]]]:
+    """Of all modules of a block: the one it is part of, its name there, its kind, and its parameters."""
+    gated = feedforward is SwigluFeedForward
+    layers = ("gate_proj", "signal_proj", "output_proj") if gated else ("hidden_proj", "output_proj")
+    projections = ("query_proj", "key_proj", "value_proj", "output_proj")
+    pair = ["weight", "bias"]
+    return [
+        *(("", name, nn.LayerNorm, pair) for name in ("attention_norm", "feedforward_norm")),
+        *(("attention", name, nn.Linear, pair) for name in projections),
+        *(("feedforward", name, nn.Linear, pair[:1] if gated else pair) for name in layers),
+        ("", "attention", HyperAttention, []),
+        ("", "feedforward", feedforward, []),
+        *([("attention", "relative_bias", RelativeBias, ["table"])] if has_band else []),
+    ]
+
+
+# No cache, which torch.compile would warn of.
+_PARTS: dict[Any, Any] = {
+    (kind, band): _parts(kind, band) for kind in (GeluFeedForward, SwigluFeedForward) for band in (False, True)
+}
+
+
+def _named_parameters(block: TransformerBlock) -> dict[str, Any] | str:
     """The block's parameters; or which part must be called, and why."""
     # Read from where modules keep their parts: by attribute, Python would look everywhere else first.
-    parts, inside, layers = block._modules, block.attention._modules, block.feedforward._modules
-    gated = type(block.feedforward) is SwigluFeedForward
-    names = ("gate_proj", "signal_proj", "output_proj") if gated else ("hidden_proj", "output_proj")
-    norms = {name: parts[name] for name in ("attention_norm", "feedforward_norm")}
-    projections = {name: inside[name] for name in ("query_proj", "key_proj", "value_proj", "output_proj")}
-    dense = {name: layers[name] for name in names}
-    relative = inside.get("relative_bias")
-    wholes: list[tuple[type[nn.Module], str, dict[str, nn.Module | None]]] = [
-        (nn.LayerNorm, "", norms),
-        (nn.Linear, "attention.", projections),
-        (nn.Linear, "feedforward.", dense),
-        (HyperAttention, "", {"attention": block.attention}),
-        (type(block.feedforward), "", {"feedforward": block.feedforward}),
-        (RelativeBias, "attention.", {} if relative is None else {"relative_bias": relative}),
-    ]
-    for kind, whole, members in wholes:
-        for name, part in members.items():
-            if reason := why_called(part, kind):
-                return f"{whole}{name} {reason}"
-    first_norm, second_norm = norms.values()
-    pairs: list[Any] = [_weight_and_bias(part) for part in (first_norm, *projections.values(), second_norm)]
-    *hidden, inner = (_weight_and_bias(part) for part in dense.values())
-    pairs += [tuple(weight for weight, _ in hidden), inner[:1]] if gated else [*hidden, inner]
-    return BlockWeights._make([*pairs, () if relative is None else (relative._parameters["table"],)])
-
-
-def _weight_and_bias(part: nn.Module | None) -> tuple[Any, Any]:
-    assert part is not None
-    return part._parameters.get("weight"), part._parameters.get("bias")
+    inside: dict[str, Any] = {"": block._modules}
+    inside |= {name: block._modules[name]._modules for name in ("attention", "feedforward")}  # type: ignore[union-attr]
+    has_band = inside["attention"].get("relative_bias") is not None
+    found = {}
+    for whole, name, kind, names in _PARTS[type(block.feedforward), has_band]:
+        part = inside[whole][name]
+        path = f"{whole}.{name}" if whole else name
+        if reason := why_called(part, kind):
+            return f"{path} {reason}"
+        for parameter in names:
+            found[f"{path}.{parameter}"] = part._parameters.get(parameter)
+    return found
 
 
 def _why_not_plain(x: Tensor, parameters: list[Any]) -> str | None:
@@ -214,21 +212,30 @@ def _why_not_plain(x: Tensor, parameters: list[Any]) -> str | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _fit(shapes: tuple[tuple[int, ...], ...], dim: int, num_heads: int, gated: bool) -> bool:
+def _fit(shapes: tuple[tuple[str, tuple[int, ...]], ...], dim: int, num_heads: int) -> bool:
     """Whether the parameters have widths that the kernels know, and all the same ones.
 
     Whoever put in others (`torch.func.functional_call`) is told so op by op; the kernels would read past their ends.
     """
-    if not all(shapes):
+    sizes = dict(shapes)
+    if not all(sizes.values()):
         return False
-    qk_width, v_width, inner_width = shapes[2][0], shapes[6][0], shapes[14][-1]
-    expected: list[tuple[int, ...]] = [(dim,), (dim,)]
-    for width in (qk_width, qk_width, v_width):
-        expected += [(width, dim), (width,)]
-    expected += [(dim, v_width), (dim,), (dim,), (dim,), (inner_width, dim)]
-    expected += [(inner_width, dim), (dim, inner_width)] if gated else [(inner_width,), (dim, inner_width), (dim,)]
-    # After these may come the table of the relative bias, whose sizes do not matter.
-    if list(shapes[: len(expected)]) != expected or qk_width % num_heads or v_width % num_heads:
-        return False
+    qk_width, v_width = (sizes[f"attention.{part}_proj.weight"][0] for part in ("query", "value"))
+    inner_width = sizes["feedforward.output_proj.weight"][-1]
+    weights = {
+        "attention_norm": (dim,),
+        "attention.query_proj": (qk_width, dim),
+        "attention.key_proj": (qk_width, dim),
+        "attention.value_proj": (v_width, dim),
+        "attention.output_proj": (dim, v_width),
+        "feedforward_norm": (dim,),
+        **{f"feedforward.{part}_proj": (inner_width, dim) for part in ("hidden", "gate", "signal")},
+        "feedforward.output_proj": (dim, inner_width),
+    }
+    for name, shape in shapes:
+        part, _, kind = name.rpartition(".")
+        if name != TABLE and shape != (weights[part] if kind == "weight" else weights[part][:1]):
+            return False
     widths = (dim, qk_width, v_width, inner_width)
-    return all(width % COLUMNS == 0 for width in widths) and max(widths) <= LARGEST_WIDTH
+    fit = all(width % COLUMNS == 0 for width in widths) and max(widths) <= LARGEST_WIDTH
+    return fit and qk_width % num_heads == 0 and v_width % num_heads == 0

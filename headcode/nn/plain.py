@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from headcode.private_api import FakeTensor, has_global_hooks
+from headcode.private_api import fake_tensor_type, has_global_hooks
 
-_ORDINARY = (nn.Parameter, Tensor, FakeTensor)
+_ORDINARY = (nn.Parameter, Tensor, fake_tensor_type())
 """Kinds of tensors whose products are torch's own; `torch.export` traces with fake ones."""
 _PROBES = (1.0, -7.0, 49.0)
 """Sizes of the inputs at which a module is compared with its matrix: what is bent or cut off shows at one of them."""

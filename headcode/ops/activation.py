@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from headcode.jit import numba_enabled
+from headcode.ops.cpu.records import LANES
+from headcode.ops.cpu.team import run_in_team
 from headcode.ops.registry import gelu as torch_gelu
-from headcode.ops.team import run_in_team
 from headcode.private_api import functional_transforms_active
 
-LANES = 8
 PIECE = 2**15
 """Numbers that one thread works on at a time: input, value and slope fit in its cache."""
 
@@ -65,7 +65,7 @@ class _Gelu(torch.autograd.Function):
 
 
 def _fill(x: Tensor, value: Tensor, slope: Tensor) -> None:
-    from headcode.ops._gelu_kernels import gelu_with_slope
+    from headcode.ops.cpu.activations import gelu_with_slope
 
     arrays = [t.detach().view(-1).numpy() for t in (x, value, slope)]
     count = x.numel()

@@ -8,8 +8,9 @@ import torch
 from headcode.nn import RelativeBias
 from headcode.nn import fused as fused_module
 from headcode.nn import transformer as transformer_module
-from headcode.ops import METHODS, block_plan
-from headcode.ops import block as block_module
+from headcode.ops import METHODS
+from headcode.ops.cpu import block as block_module
+from headcode.ops.cpu import block_plan
 from tests.support.models import distance, exact, make, run
 
 SERVED = ("softmax", "linear", "linear_rms", "hyla", "hyla_unnormed", "hyla_deep_linear", "softmax_hyla")
@@ -114,8 +115,8 @@ def test_lengths_of_several_blocks_of_keys(batch, length, queries, changes, plan
     model, x = make(num_layers=1, max_length=length, **changes), torch.randn(batch, length, 5)
     out, gradients = run(model, x, queries)
     # A batch too small for tasks of whole entries is cut along the keys; gradients of q are then summed up in parts.
-    assert (plans[-1].partial_q is not None) == (length == 200)
-    assert plans[-1].needs_delta_kernel == (changes["method"] == "softmax_hyla")
+    assert (plans[-1].attention.partial_q is not None) == (length == 200)
+    assert plans[-1].attention.needs_delta_kernel == (changes["method"] == "softmax_hyla")
     expected, expected_gradients = run(exact(model), x.double(), queries)
     assert distance(out, expected) < 1e-5
     for name in gradients:
@@ -128,7 +129,7 @@ def test_softmax_that_torch_serves(causal, queries, plans):
     model = make(method="softmax", position="none", causal=causal, qk_dim=64, v_dim=64)
     x = torch.randn(3, 13, 5)
     out, gradients = run(model, x, queries)
-    assert len(plans) == 4 and plans[0].served_by_torch
+    assert len(plans) == 4 and plans[0].attention.by_torch
     expected, expected_gradients = run(exact(model), x.double(), queries)
     assert distance(out, expected) < 1e-5
     names = [name for name in gradients if "key_proj.bias" not in name]
@@ -226,7 +227,7 @@ def test_the_default_device_does_not_matter(position):
     layer, hidden, grad = make(position=position).blocks[0], torch.randn(3, 11, 48), torch.randn(3, 11, 48)
     expected = gradients_of(layer, hidden, grad)
     block_plan.plan_block.cache_clear()
-    fused_module._places.cache_clear()
+    fused_module._band_buckets.cache_clear()
     with torch.device("meta"):
         assert equal(gradients_of(layer, hidden, grad), expected)
 
@@ -311,7 +312,7 @@ def test_weights_from_outside(feedforward, fused):
 def test_the_band_is_read_where_the_module_reads_it():
     for num_buckets, sizes in ((16, (16, 16, 0)), (13, (4, 9, 5)), (1, (3, 3, 0)), (36, (40, 40, 0))):
         relative = RelativeBias(2, num_buckets)
-        assert torch.equal(fused_module._places(num_buckets, *sizes), relative.places(*sizes))
+        assert torch.equal(fused_module._band_buckets(num_buckets, *sizes), relative.places(*sizes))
 
 
 def test_saved_tensors_that_changed_are_noticed():

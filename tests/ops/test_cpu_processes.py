@@ -112,8 +112,9 @@ ONE_CALL = """
     from headcode.ops import hyper_attention
     q = torch.arange(60.0).view(1, 3, 5, 4).sin()
     print(hyper_attention(q, q, q, backend="cpu").double().sum().item())
-    from headcode.ops._cpu_forward import forward_kernel
-    print(sum(forward_kernel.stats.cache_hits.values()), sum(forward_kernel.stats.cache_misses.values()))
+    from headcode.ops.cpu.attention_forward import KERNELS
+    stats = KERNELS[""].stats
+    print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
 
 

@@ -9,8 +9,8 @@ import threading
 import pytest
 import torch
 
-from headcode.ops import team
-from headcode.ops.team import run_in_team
+from headcode.ops.cpu import team
+from headcode.ops.cpu.team import run_in_team
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_without_a_library_the_pool_serves(monkeypatch):
 def test_after_a_fork_the_pool_serves():
     script = (
         "import os, torch\n"
-        "from headcode.ops import team\n"
+        "from headcode.ops.cpu import team\n"
         "a = torch.randn(256, 256)\n"
         "for _ in range(3): a @ a\n"
         "team.run_in_team(lambda: None, 2)\n"

@@ -10,8 +10,8 @@ import weakref
 
 import pytest
 
-from headcode.ops import threads
-from headcode.ops.threads import run_in_threads
+from headcode.ops.cpu import threads
+from headcode.ops.cpu.threads import run_in_threads
 
 
 def test_one_thread_works_inline():
@@ -167,7 +167,7 @@ def test_a_forked_child_makes_its_own_pool():
 
 EXIT = """
 import threading, time
-from headcode.ops.threads import run_in_threads
+from headcode.ops.cpu.threads import run_in_threads
 meeting = threading.Barrier(3)
 run_in_threads(meeting.wait, 3)
 threading.Thread(target=run_in_threads, args=(lambda: time.sleep(0.1), 3)).start()

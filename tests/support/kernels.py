@@ -38,7 +38,8 @@ def small_package(tmp_path):
         path = tmp_path / "source" / "headcode" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
-    shutil.copy(PACKAGE / "jit.py", tmp_path / "source" / "headcode" / "jit.py")
+    for name in ("jit.py", "private_api.py"):
+        shutil.copy(PACKAGE / name, tmp_path / "source" / "headcode" / name)
     return tmp_path / "source"
 
 

@@ -7,10 +7,18 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from headcode.ops._simd import LANES, Builder, Vector, emit_muladd, emit_shuffle, emit_splat, vector_type
+from headcode.ops.cpu.records import LANES
+from headcode.ops.cpu.simd import (
+    Builder,
+    Vector,
+    emit_intrinsic,
+    emit_muladd,
+    emit_shuffle,
+    emit_splat,
+    vector_type,
+)
 from headcode.ops.dropout import KEY_FACTOR, MIX_FACTORS
 
 
@@ -50,17 +58,9 @@ def sqrt(typingctx, x):  # type: ignore[no-untyped-def]
     """The square root of every lane."""
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return _unary(builder, "sqrt", arguments[0])
+        return emit_intrinsic(builder, "sqrt", *arguments)
 
     return x(x), codegen
-
-
-def _unary(builder: Builder, name: str, x: Any) -> Any:
-    suffix = "f32" if isinstance(x.type.element, ir.FloatType) else "f64"
-    function = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(x.type, [x.type]), f"llvm.{name}.v{LANES}{suffix}"
-    )
-    return builder.call(function, [x])
 
 
 @intrinsic
@@ -99,13 +99,13 @@ def _number(kind: Any, value: float) -> Any:
 def _emit_exp(builder: Builder, x: Any) -> Any:
     """e**x = 2**n · e**r with n = round(x / log 2) and |r| ≤ log(2)/2, where a short Taylor series is exact enough.
 
-    LLVM has no vector exponential of its own, and calling a scalar one eight times costs more than all the rest.
+    LLVM has no vector exponential of its own, and calling a scalar one for each lane costs more than all the rest.
     """
     single = isinstance(x.type.element, ir.FloatType)
     bits, fraction, degree = (32, 23, 7) if single else (64, 52, 13)
     # log 2 in two parts, so that n times the first part is exact.
     high, low = (0.693359375, -2.12194440e-4) if single else (0.6931471803691238, 1.9082149292705877e-10)
-    n = _unary(builder, "rint", builder.fmul(x, _number(x.type, 1.4426950408889634)))
+    n = emit_intrinsic(builder, "rint", builder.fmul(x, _number(x.type, 1.4426950408889634)))
     r = emit_muladd(builder, n, _number(x.type, -high), x)
     r = emit_muladd(builder, n, _number(x.type, -low), r)
     result = _number(x.type, 1 / math.factorial(degree))

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from headcode.ops.threads import run_in_threads
+from headcode.ops.cpu.threads import run_in_threads
 
 _Body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _forked = False

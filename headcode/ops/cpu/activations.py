@@ -1,0 +1,65 @@
+"""Activations of vectors, with their slopes: of two-layer value nets and of the feed-forward networks."""
+
+import numpy as np
+
+from headcode.jit import njit
+from headcode.ops.cpu.kernel import inlined_stage
+from headcode.ops.cpu.records import GELU, LANES, RELU, SILU
+from headcode.ops.cpu.simd import constant, load, muladd, store
+from headcode.ops.cpu.simd_math import add, divide, exp, exp_within, maximum, multiply, subtract, where_positive
+from headcode.ops.registry import GELU_CUBIC, GELU_SLOPE
+
+# The tanh form of GELU is x · sigmoid(u) with u = GATE·x + CUBIC·x³; one exponential gives the value and the slope.
+GATE = 2 * GELU_SLOPE
+CUBIC = GATE * GELU_CUBIC
+# Beyond, the sigmoid is 0 or 1 to float32; so far out its argument is cut, before it can overflow.
+FAR = 10.0
+
+
+@inlined_stage
+def gelu(given, like):  # type: ignore[no-untyped-def]
+    """GELU and its slope; `like` is an array of the vector's type."""
+    one, high = constant(like, 1.0), constant(like, FAR)
+    near = maximum(given, constant(like, -FAR))
+    near = where_positive(subtract(near, high), high, near)
+    square = multiply(near, near)
+    negated = multiply(
+        multiply(near, constant(like, -1.0)), muladd(square, constant(like, CUBIC), constant(like, GATE))
+    )
+    sigmoid = divide(one, add(one, exp_within(negated)))
+    # sigmoid + x · sigmoid · (1 - sigmoid) · du/dx
+    steepness = muladd(square, constant(like, 3 * CUBIC), constant(like, GATE))
+    rise = multiply(multiply(multiply(near, sigmoid), subtract(one, sigmoid)), steepness)
+    return multiply(given, sigmoid), add(sigmoid, rise)
+
+
+@inlined_stage
+def silu(x, like):  # type: ignore[no-untyped-def]
+    """SiLU and its slope."""
+    one = constant(like, 1.0)
+    gate = divide(one, add(one, exp(subtract(constant(like, 0.0), x))))
+    value = multiply(x, gate)
+    return value, muladd(value, subtract(one, gate), gate)
+
+
+@inlined_stage
+def activate(x, net, like):  # type: ignore[no-untyped-def]
+    """φ(x) and φ'(x) of a two-layer value net."""
+    one = constant(like, 1.0)
+    if net == RELU:
+        zero = constant(like, 0.0)
+        return maximum(x, zero), where_positive(x, one, zero)
+    if net == GELU:
+        return gelu(x, like)
+    if net == SILU:
+        return silu(x, like)
+    return x, one
+
+
+@njit(fastmath=False)
+def gelu_with_slope(x: np.ndarray, value: np.ndarray, slope: np.ndarray, start: int, stop: int) -> None:
+    """Fill value[start:stop] and slope[start:stop]; whole vectors only."""
+    for index in range(start, stop, LANES):
+        result, rise = gelu(load(x, index), x)
+        store(value, index, result)
+        store(slope, index, rise)

@@ -1,0 +1,79 @@
+"""The fused block, forward: LayerNorm with the projections after it, and everything from the heads' outputs on.
+
+Buffers of the record, one row per token: x (all tokens of each sequence), projected (width: the heads of queries, keys
+and values side by side), attended (attended_width), middle (dim) between attention and feed-forward, hidden
+(hidden_width) before the activation, out (dim); statistics (2) of each LayerNorm. `block_backward` reads all of them.
+"""
+
+import numpy as np
+
+from headcode.jit import njit
+from headcode.ops.cpu.block_stages import CHUNK, PADDING, activate_rows, measure, normalise, row_of, task_tokens
+from headcode.ops.cpu.gemm import add_product
+from headcode.ops.cpu.kernel import BLOCK_PART, SINGLE, WORDS, array_at, fetch_add, no_unroll
+from headcode.ops.cpu.records import LANES
+from headcode.ops.cpu.simd import load, store
+from headcode.ops.cpu.simd_math import add
+
+
+@njit()
+def project_kernel(address):  # type: ignore[no-untyped-def]
+    """projected = LN(x) W + b, of the tokens taken; fills `statistics`."""
+    p, counter = array_at(address, BLOCK_PART)[0], array_at(address, WORDS)
+    x, weight, bias = array_at(p.x, SINGLE), array_at(p.weight, SINGLE), array_at(p.bias, SINGLE)
+    projected = array_at(p.projected, SINGLE)
+    dim, width = p.dim, p.width
+    row = dim + PADDING
+    normed = np.empty(CHUNK * row, SINGLE.dtype)
+    while True:
+        task = fetch_add(counter)
+        if task >= p.tasks:
+            return
+        first, end = task_tokens(p, task)
+        for begin in range(first, end, CHUNK):
+            count = min(CHUNK, end - begin)
+            for t in range(count):
+                source = row_of(p, begin + t) * dim
+                measure(x, source, p, begin + t)
+                normalise(normed, t * row, x, source, p, begin + t)
+            add_product((projected, begin * width, width), (bias, 0, 0), (normed, 0, row), weight, count, width, dim)
+
+
+@njit()
+def feed_kernel(address):  # type: ignore[no-untyped-def]
+    """middle = x + attended W + b, out = middle + feed-forward(LN(middle)); fills middle, hidden and `statistics`."""
+    p, counter = array_at(address, BLOCK_PART)[0], array_at(address, WORDS)
+    x, attended, middle = array_at(p.x, SINGLE), array_at(p.attended, SINGLE), array_at(p.middle, SINGLE)
+    hidden, out = array_at(p.hidden, SINGLE), array_at(p.out, SINGLE)
+    output_weight, output_bias = array_at(p.output_weight, SINGLE), array_at(p.output_bias, SINGLE)
+    hidden_weight, hidden_bias = array_at(p.hidden_weight, SINGLE), array_at(p.hidden_bias, SINGLE)
+    inner_weight, inner_bias = array_at(p.inner_weight, SINGLE), array_at(p.inner_bias, SINGLE)
+    dim, width, inner_width, heads_width = p.dim, p.hidden_width, p.inner_width, p.attended_width
+    row, inner_row = dim + PADDING, inner_width + PADDING
+    normed, inner = np.empty(CHUNK * row, SINGLE.dtype), np.empty(CHUNK * inner_row, SINGLE.dtype)
+    while True:
+        task = fetch_add(counter)
+        if task >= p.tasks:
+            return
+        first, end = task_tokens(p, task)
+        for begin in range(first, end, CHUNK):
+            count, offset = min(CHUNK, end - begin), begin * dim
+            for t in range(count):
+                source = row_of(p, begin + t) * dim
+                for d in range(0, dim, LANES):
+                    no_unroll()
+                    store(middle, offset + t * dim + d, add(load(x, source + d), load(output_bias, d)))
+            middles, outs = (middle, offset, dim), (out, offset, dim)
+            heads = (attended, begin * heads_width, heads_width)
+            add_product(middles, middles, heads, output_weight, count, dim, heads_width)
+            for t in range(count):
+                middle_offset = offset + t * dim
+                measure(middle, middle_offset, p, begin + t)
+                normalise(normed, t * row, middle, middle_offset, p, begin + t)
+                for d in range(0, dim, LANES):
+                    no_unroll()
+                    store(out, middle_offset + d, add(load(middle, middle_offset + d), load(inner_bias, d)))
+            hiddens = (hidden, begin * width, width)
+            add_product(hiddens, (hidden_bias, 0, 0), (normed, 0, row), hidden_weight, count, width, dim)
+            activate_rows(inner, inner_row, inner, inner_row, hidden, begin * width, p, count, False)
+            add_product(outs, outs, (inner, 0, inner_row), inner_weight, count, dim, inner_width)
