@@ -132,7 +132,7 @@ def wikitext_authors() -> RunConfig:
 
 def _plain_run(task: type[Task]) -> RunConfig:
     """The run of a task that has no preset here: what its `run_settings` say."""
-    return override(RunConfig(task=task(), model=model_for(task())), **task.run_settings)
+    return override(RunConfig(task=task(), model=model_for(task(), causal=task.causal)), **task.run_settings)
 
 
 PRESETS: dict[str, Callable[[], RunConfig]] = {

@@ -213,6 +213,19 @@ def field_type(config: RunConfig, name: str) -> Any:
     return typing.get_type_hints(type(owner))[field]
 
 
+def known_fields(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes by the names that fields have today, or one sentence about a field that the run does not have."""
+    for former in RunConfig.former_names.keys() & changes.keys():
+        warnings.warn(f"{former} is called {RunConfig.former_names[former]} now.", DeprecationWarning, stacklevel=3)
+    flat = fields_of(config)
+    found = {RunConfig.former_names.get(name, name): value for name, value in changes.items()}
+    if unknown := [name for name in found if name not in flat]:
+        raise ValueError(
+            f"A {config.task.name} run has no field {', '.join(map(repr, unknown))}; it has: {', '.join(sorted(flat))}."
+        )
+    return found
+
+
 def override(config: RunConfig, **changes: Any) -> RunConfig:
     """A copy with fields changed by their flat names; the model's sizes follow the task.
 
@@ -222,14 +235,7 @@ def override(config: RunConfig, **changes: Any) -> RunConfig:
     >>> override(preset("logic"), num_points=16).model.max_length
     16
     """
-    flat = fields_of(config)
-    for former in RunConfig.former_names.keys() & changes.keys():
-        warnings.warn(f"{former} is called {RunConfig.former_names[former]} now.", DeprecationWarning, stacklevel=2)
-        changes[RunConfig.former_names[former]] = changes.pop(former)
-    if unknown := [name for name in changes if name not in flat]:
-        raise ValueError(
-            f"A {config.task.name} run has no field {', '.join(map(repr, unknown))}; it has: {', '.join(sorted(flat))}."
-        )
+    flat, changes = fields_of(config), known_fields(config, changes)
     if "seed" in changes:
         changes.setdefault("task_seed", changes["seed"])
     by_section: dict[str | None, dict[str, Any]] = {None: {}, **{section: {} for section in SECTIONS}}

@@ -10,7 +10,7 @@ from headcode import zoo
 from headcode.cli import main
 from headcode.nn import ModelConfig, Transformer
 from headcode.presets import RunConfig, model_for, override, preset
-from headcode.sweep import config_hash
+from headcode.sweep import config_hash, grid
 from headcode.tasks import SRaven
 from headcode.train.checkpoint import Checkpoint, refuse_changed_config
 from headcode.train.loss import LossContext
@@ -59,6 +59,7 @@ def test_code_with_former_names_works_and_is_warned():
         (lambda: fast.model.hint_dims, (20, 64)),
         (lambda: fast.replace(hint=0.5).auxiliary_weight, 0.5),
         (lambda: override(fast, hint=0.5).auxiliary_weight, 0.5),
+        (lambda: [name for name, _ in grid(fast, hint=[0, 1])], ["auxiliary_weight=0", "auxiliary_weight=1"]),
         (lambda: RunConfig(task=fast.task, model=fast.model, hint=1.0).auxiliary_weight, 1.0),
         (lambda: ModelConfig(input_dim=3, output_dim=2, max_length=4, hint_dims=(5,)).auxiliary_dims, (5,)),
         (lambda: SRaven().questions, SRaven().auxiliary),

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from headcode.run import RunConfig, fields_of, override
+from headcode.run import RunConfig, known_fields, override
 
 NamedConfig = tuple[str, RunConfig]
 
@@ -46,13 +46,8 @@ def _columns(base: RunConfig, values: dict[str, Iterable[Any]]) -> dict[str, lis
     """The values as lists, checked before the first configuration is made."""
     if not values:
         raise ValueError("A sweep needs at least one field with values, for example seed=[0, 1, 2].")
-    known = fields_of(base)
-    if unknown := [field for field in values if field not in known]:
-        raise ValueError(
-            f"A {base.task.name} run has no field {', '.join(map(repr, unknown))}; it has: {', '.join(sorted(known))}."
-        )
     columns: dict[str, list[Any]] = {}
-    for field, column in values.items():
+    for field, column in known_fields(base, values).items():
         if isinstance(column, (str, bytes)) or not isinstance(column, Iterable):
             raise ValueError(f"{field} needs a list of values, for example {field}=[{column!r}]; got {column!r}.")
         columns[field] = list(column)
