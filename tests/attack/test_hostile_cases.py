@@ -18,7 +18,7 @@ from headcode.tasks import FuzzyLogic
 from headcode.tasks.language.tokenizer import read_tokenizer
 from headcode.train import Runtime, Trainer, read_run_config
 from headcode.train.folder import read_environments
-from tests.support.hostile_files import DEEP, SMALL, attempt, seal
+from tests.support.hostile_files import DEEP, NO_FILES, SMALL, attempt, seal
 
 
 @pytest.fixture(scope="module")
@@ -223,17 +223,10 @@ COMMANDS = ("report", "eval", "resume", "info")
 def test_files_that_are_none(run, file, kind, tmp_path):
     path = run / file
     path.unlink()
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    elif kind == "gigabyte":
-        with path.open("wb") as empty:
-            empty.truncate(2**30)
-    elif kind == "deep":
+    if kind == "deep":
         path.write_text(DEEP)
     else:
-        path.mkdir()
+        NO_FILES[f"a {kind}"](path)
     for command in COMMANDS:
         more = ["--out", str(tmp_path / "page.html")] if command == "report" else []
         end = attempt([command, str(run), *more], seconds=10)

@@ -13,6 +13,7 @@ from headcode import ModelConfig, Transformer
 from headcode.cli import COMMANDS, main
 from headcode.interop import to_reference
 from headcode.nn import forward_flops, save_model
+from tests.support.files import flip, truncate
 
 CONFIG = ModelConfig(input_dim=5, output_dim=1, max_length=16)
 
@@ -64,12 +65,10 @@ def test_damaged_parameters_are_one_line(capsys, tmp_path, damage):
     if damage == "integers":
         params["logitdense/bias"] = np.zeros(1, int)
     np.savez_compressed(path, **params)
-    content = bytearray(path.read_bytes())
     if damage == "truncated":
-        path.write_bytes(content[: len(content) // 2])
+        truncate(path)
     if damage == "flipped":
-        content[len(content) // 3] ^= 255
-        path.write_bytes(content)
+        flip(path, fraction=3, bits=255)
     if damage == "npy":
         with path.open("wb") as file:
             np.save(file, np.zeros(3))

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,6 +15,7 @@ from headcode.cli.sweep import configs_of
 from headcode.presets import override, preset
 from headcode.sweep import SweepFailed, SweepInterrupted
 from tests.support import ROOT
+from tests.support.commands import exit_code
 
 SETTINGS = {
     "num_points": 7,
@@ -34,9 +36,7 @@ SIZES = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}
 
 
 def fails(capsys, *arguments):
-    with pytest.raises(SystemExit) as stopped:
-        main([str(argument) for argument in arguments])
-    assert stopped.value.code == 2
+    assert exit_code(*arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.startswith("headcode: ") and captured.err.count("\n") == 1
     return captured.err
@@ -242,13 +242,9 @@ def test_a_folder_that_cannot_be_written(capsys, tmp_path):
     ],
 )
 def test_exit_codes(end, code, words, capsys, monkeypatch, tmp_path):
-    def ending(*arguments, **options):
-        raise end
-
-    monkeypatch.setattr("headcode.sweep.runner.run_sweep", ending)
-    with pytest.raises(SystemExit) as stopped:
-        main(["sweep", "logic", "--set", "seed=0", "--out", str(tmp_path)])
-    assert stopped.value.code == code
+    monkeypatch.setattr("headcode.sweep.runner.run_sweep", Mock(side_effect=end))
+    command = ("sweep", "logic", "--set", "seed=0", "--out", tmp_path)
+    assert exit_code(*command) == code
     err = capsys.readouterr().err
     assert all(word in err for word in words)
 
@@ -257,6 +253,4 @@ def test_exit_codes(end, code, words, capsys, monkeypatch, tmp_path):
             raise BrokenPipeError(32, "Broken pipe")
 
     monkeypatch.setattr("sys.stderr", ClosedPipe())
-    with pytest.raises(SystemExit) as stopped:
-        main(["sweep", "logic", "--set", "seed=0", "--out", str(tmp_path)])
-    assert stopped.value.code == code
+    assert exit_code(*command) == code

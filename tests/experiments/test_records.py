@@ -3,10 +3,10 @@
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from headcode.cli import main
 from headcode.experiments import experiment, reproduce
 from headcode.experiments.base import Experiment, Table, Verdict
 from headcode.experiments.records import add_records, find_records, has_records, unpack
@@ -14,6 +14,7 @@ from headcode.experiments.records import main as add_main
 from headcode.presets import RunConfig, override, preset
 from headcode.sweep import SilentDisplay, SweepFailed, SweepInterrupted, config_hash, grid, run_sweep
 from tests.support import ROOT
+from tests.support.commands import exit_code
 
 TINY = {"num_points": 5, "dim": 8, "num_layers": 1, "num_heads": 2, "qk_dim": 4, "v_dim": 4, "mlp_dim": 8}
 SHORT = {"steps": 6, "batch_size": 4, "eval_every": 3, "eval_size": 16, "checkpoint_every": 0, "log_every": 3}
@@ -172,24 +173,19 @@ def test_every_line_of_the_repositorys_tables_is_a_whole_run(tmp_path):
     assert len(list(tmp_path.iterdir())) == len(lines)  # no run is in two tables
 
 
+FAILURES = {"a": "it diverged", "b": "no room"}
+
+
 @pytest.mark.parametrize(
     ("end", "code", "words"),
     [
-        (
-            SweepFailed({"a": "it diverged", "b": "no room"}, [], None),
-            1,
-            ["a failed: it diverged", "b failed: no room"],
-        ),
+        (SweepFailed(FAILURES, [], None), 1, ["a failed: it diverged", "b failed: no room"]),
         (SweepInterrupted(15, 1, 3, None), 143, ["The sweep was stopped with 1 of 3 runs finished; the same command"]),
     ],
 )
 def test_the_command_ends_in_sentences(end, code, words, tmp_path, monkeypatch, capsys):
-    def stop(*arguments, **options):
-        raise end
-
-    monkeypatch.setattr("headcode.cli.reproduce.reproduce", stop)
-    with pytest.raises(SystemExit) as stopped:
-        main(["reproduce", "heads", "--out", str(tmp_path)])
+    monkeypatch.setattr("headcode.cli.reproduce.reproduce", Mock(side_effect=end))
+    assert exit_code("reproduce", "heads", "--out", tmp_path) == code
     lines = capsys.readouterr().err.splitlines()
-    assert stopped.value.code == code and len(lines) == len(words)
+    assert len(lines) == len(words)
     assert all(line.startswith(f"headcode: {start}") for line, start in zip(lines, words, strict=True))

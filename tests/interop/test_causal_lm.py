@@ -11,19 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArgu
 from headcode import METHODS, interop
 from headcode.interop import HeadcodeCache, HeadcodeConfig, HeadcodeForCausalLM
 from headcode.nn import FastWeightState, ModelConfig, Transformer, generate
+from tests.support.models import DECODER
 
-SIZES = {
-    "vocab_size": 23,
-    "max_length": 40,
-    "dim": 10,
-    "num_heads": 2,
-    "qk_dim": 8,
-    "v_dim": 6,
-    "mlp_dim": 11,
-    "feedforward": "swiglu",
-    "causal": True,
-    "backend": "reference",
-}
+SIZES = DECODER | {"max_length": 40}
 
 
 def pair(end_token=None, **changes):

@@ -9,24 +9,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from headcode import METHODS
 from headcode.nn import ModelConfig, Transformer, forward_flops, generate
 from headcode.nn.generation import can_recur, choose, longest_sequence
+from tests.support.models import DECODER
 
 
 def small(**changes):
-    settings = {
-        "vocab_size": 23,
-        "output_dim": 23,  # read with the embedding, an untrained model repeats its last token for ever
-        "max_length": 31,
-        "dim": 10,
-        "num_heads": 2,
-        "qk_dim": 8,
-        "v_dim": 6,
-        "mlp_dim": 11,
-        "feedforward": "swiglu",
-        "causal": True,
-        "backend": "reference",
-    }
+    # Read with the embedding (no output_dim), an untrained model repeats its last token for ever.
+    settings = DECODER | {"output_dim": 23, "max_length": 31} | changes
     torch.manual_seed(3)
-    return Transformer(ModelConfig(**(settings | changes))).double().eval()
+    return Transformer(ModelConfig(**settings)).double().eval()
 
 
 PROMPT = [3, 1, 4, 1, 5]

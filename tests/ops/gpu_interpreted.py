@@ -20,13 +20,12 @@ from headcode.ops.registration import registered_backward as backward_op
 from headcode.ops.triton import backend as gpu
 from headcode.ops.triton import plan, tuning
 from headcode.ops.triton.tuning import Tiles
+from tests.ops.test_cpu_values import check_errors, double, plain, relative_error
 from tests.ops.test_cpu_values import fused as fused_by
-from tests.ops.test_cpu_values import missed_by_plain, plain, relative_error, size
 from tests.ops.test_registration import check_compiled
 
 assert gpu.INTERPRETED
 FORWARD_BOUND, GRADIENT_BOUND = 1e-4, 1e-3
-NAMES = ("out", "q", "k", "v", "band")
 
 
 @pytest.fixture(autouse=True)
@@ -58,22 +57,9 @@ def use_tiles(queries, keys, matrix_units=False):
 fused = functools.partial(fused_by, backend=gpu)
 
 
-def double(t):
-    return t if t is None or t.dtype == torch.bool else t.double()
-
-
 def check(tensors, options, bounds=(FORWARD_BOUND, GRADIENT_BOUND)):
     """Relative RMS error, as the tests of the CPU kernels have it: see `test_cpu_values.check_problem`."""
-    wanted = plain(*map(double, tensors), options)
-    actual = fused(*tensors, options)
-    floor = max(0.1, 0.02 * max(map(size, wanted)))
-    errors = [relative_error(*pair, floor) for pair in zip(actual, wanted, strict=True)]
-    allowed = [bounds[0]] + [bounds[1]] * (len(errors) - 1)
-    if any(error > bound for error, bound in zip(errors, allowed, strict=True)):
-        misses = missed_by_plain(tensors, wanted, options, floor)
-        allowed = [max(bound, 2 * miss) for bound, miss in zip(allowed, misses, strict=True)]
-    for name, error, bound in zip(NAMES, errors, allowed, strict=False):
-        assert error <= bound, f"{name}: {error} > {bound}"
+    check_errors(tensors, options, bounds, fused(*tensors, options))
 
 
 def options_of(queries, keys, **changes):
@@ -129,30 +115,30 @@ SETTINGS = settings(
 )
 
 
-@settings(SETTINGS, max_examples=4)
-@given(problem=problems())
-def test_values_and_gradients_are_the_references(problem):
+def check_problem(problem):
     tiles, tensors, options = problem
     use_tiles(*tiles)
     check(tensors, options)
+
+
+@settings(SETTINGS, max_examples=4)
+@given(problem=problems())
+def test_values_and_gradients_are_the_references(problem):
+    check_problem(problem)
 
 
 @pytest.mark.slow
 @settings(SETTINGS, max_examples=120, derandomize=False)
 @given(problem=problems())
 def test_values_and_gradients_are_the_references_many_times(problem):
-    tiles, tensors, options = problem
-    use_tiles(*tiles)
-    check(tensors, options)
+    check_problem(problem)
 
 
 @pytest.mark.slow
 @settings(SETTINGS, max_examples=12, derandomize=False)
 @given(problem=problems(st.sampled_from([1, 2, 3, 5]), st.integers(1, 128), st.integers(1, gpu.MOST_HEADS)))
 def test_the_whole_range_of_heads_and_widths(problem):
-    tiles, tensors, options = problem
-    use_tiles(*tiles)
-    check(tensors, options)
+    check_problem(problem)
 
 
 @pytest.mark.parametrize("value_net", gpu.NETS)

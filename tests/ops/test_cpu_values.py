@@ -92,16 +92,20 @@ def check_problem(tensors, options):
     """
     for dtype, bounds in ((torch.float32, (1e-5, 1e-4)), (torch.float64, (1e-12, 1e-11))):
         given_tensors = [t if t is None or t.dtype == torch.bool else t.to(dtype) for t in tensors]
-        wanted = plain(*(_double(t) for t in given_tensors), options)
-        actual = fused(*given_tensors, options)
-        floor = max(0.1, 0.02 * max(map(size, wanted)))
-        errors = [relative_error(*pair, floor) for pair in zip(actual, wanted, strict=True)]
-        allowed = [bounds[0]] + [bounds[1]] * (len(errors) - 1)
-        if any(error > bound for error, bound in zip(errors, allowed, strict=True)):
-            misses = missed_by_plain(given_tensors, wanted, options, floor)
-            allowed = [max(bound, 2 * miss) for bound, miss in zip(allowed, misses, strict=True)]
-        for name, error, bound in zip(("out", "q", "k", "v", "band"), errors, allowed, strict=False):
-            assert error <= bound, f"{name}, {dtype}: {error} > {bound}"
+        check_errors(given_tensors, options, bounds, fused(*given_tensors, options))
+
+
+def check_errors(tensors, options, bounds, actual):
+    """Output and gradients of one call against the float64 reference, as `check_problem` says."""
+    wanted = plain(*map(double, tensors), options)
+    floor = max(0.1, 0.02 * max(map(size, wanted)))
+    errors = [relative_error(*pair, floor) for pair in zip(actual, wanted, strict=True)]
+    allowed = [bounds[0]] + [bounds[1]] * (len(errors) - 1)
+    if any(error > bound for error, bound in zip(errors, allowed, strict=True)):
+        misses = missed_by_plain(tensors, wanted, options, floor)
+        allowed = [max(bound, 2 * miss) for bound, miss in zip(allowed, misses, strict=True)]
+    for name, error, bound in zip(("out", "q", "k", "v", "band"), errors, allowed, strict=False):
+        assert error <= bound, f"{name}, {tensors[0].dtype}: {error} > {bound}"
 
 
 def missed_by_plain(tensors, wanted, options, floor, tries=32):
@@ -120,7 +124,7 @@ def missed_by_plain(tensors, wanted, options, floor, tries=32):
     return misses
 
 
-def _double(t):
+def double(t):
     return t if t is None or t.dtype == torch.bool else t.double()
 
 
@@ -147,7 +151,7 @@ def test_long_sequences_cross_blocks_and_tasks(norm, value_net):
     tensors += [torch.rand(1, 1, 1, keys) > 0.2, torch.randn(5, queries + keys - 1), torch.randn(1, 5, queries, 3)]
     options = AttentionOptions(True, 0.5, norm, value_net, "sum", 0.1, 2**50 + 3, query_offset=keys - queries)
     actual = fused(*tensors, options)
-    wanted = plain(*(_double(t) for t in tensors), options)
+    wanted = plain(*(double(t) for t in tensors), options)
     assert relative_error(actual[0], wanted[0]) <= 1e-5
     for index in range(1, 5):
         assert relative_error(actual[index], wanted[index]) <= 1e-4

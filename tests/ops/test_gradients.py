@@ -60,13 +60,11 @@ def test_chunked_is_the_reference(sizes, norm, value_net, pooling, causal, mask_
     def draw(*shape):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    inputs = [
-        draw(batch, heads, queries, qk_width),
-        draw(batch, heads, keys, qk_width),
-        draw(batch, heads, keys, v_width),
+    shapes = [
+        (batch, heads, length, width) for length, width in ((queries, qk_width), (keys, qk_width), (keys, v_width))
     ]
-    inputs += [draw(heads, queries + keys - 1), draw(batch, heads, queries, 1)]
-    inputs = [t.requires_grad_() for t in inputs]
+    shapes += [(heads, queries + keys - 1), (batch, heads, queries, 1)]
+    inputs = [draw(*shape).requires_grad_() for shape in shapes]
     mask = {
         "none": None,
         "padding": draw(batch, 1, 1, keys) > -0.5,

@@ -11,6 +11,7 @@ import torch
 
 from headcode.ops.cpu import team
 from headcode.ops.cpu.team import run_in_team
+from tests.support.threads import call_at_once
 
 
 @pytest.fixture(autouse=True)
@@ -47,19 +48,12 @@ def test_an_error_comes_back_and_the_team_goes_on():
 
 
 def test_from_many_threads_and_inside_each_other():
-    counts = []
-
     def call():
-        for _ in range(50):
-            seen = []
-            run_in_team(lambda seen=seen: run_in_team(lambda: seen.append(1), 2), 2)
-            counts.append(len(seen))
+        seen = []
+        run_in_team(lambda: run_in_team(lambda: seen.append(1), 2), 2)
+        return len(seen)
 
-    callers = [threading.Thread(target=call) for _ in range(3)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join(60)
+    counts = call_at_once(call, 3, times=50)
     assert len(counts) == 150 and all(2 <= count <= 4 for count in counts)
 
 

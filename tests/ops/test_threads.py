@@ -12,6 +12,7 @@ import pytest
 
 from headcode.ops.cpu import threads
 from headcode.ops.cpu.threads import run_in_threads
+from tests.support.threads import call_at_once
 
 
 def test_one_thread_works_inline():
@@ -96,26 +97,18 @@ def test_the_callers_error_passes_and_the_pool_goes_on():
 
 
 def test_many_callers_at_once_and_calls_inside_calls():
-    counts = []
-
     def caller():
-        for _ in range(100):
-            total = [0]
-            lock = threading.Lock()
+        total = [0]
+        lock = threading.Lock()
 
-            def work(total=total, lock=lock):
-                with lock:
-                    total[0] += 1
+        def work():
+            with lock:
+                total[0] += 1
 
-            run_in_threads(lambda work=work: run_in_threads(work, 2), 2)
-            counts.append(total[0])
+        run_in_threads(lambda: run_in_threads(work, 2), 2)
+        return total[0]
 
-    callers = [threading.Thread(target=caller) for _ in range(4)]
-    for thread in callers:
-        thread.start()
-    for thread in callers:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in callers)
+    counts = call_at_once(caller, 4, times=100)
     assert len(counts) == 400 and all(1 <= count <= 4 for count in counts)
 
 

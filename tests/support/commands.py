@@ -5,10 +5,15 @@ import pytest
 from headcode.cli import main
 
 
-def fails(capsys, *arguments):
+def exit_code(*arguments):
+    """With which code a command stops before its end."""
     with pytest.raises(SystemExit) as stopped:
         main([str(argument) for argument in arguments])
-    assert stopped.value.code == 2
+    return stopped.value.code
+
+
+def fails(capsys, *arguments):
+    assert exit_code(*arguments) == 2
     captured = capsys.readouterr()
     sentences = [line for line in captured.err.splitlines() if line.startswith("headcode: ")]
     assert captured.out == "" and len(sentences) == 1 and "Traceback" not in captured.err

@@ -209,20 +209,26 @@ def _spoil_bytes(path: Path, rng: random.Random) -> str:
     return how
 
 
+def _gigabyte(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 2**30)
+
+
+NO_FILES: dict[str, Callable[[Path], None]] = {
+    "missing": lambda path: None,
+    "a folder": Path.mkdir,
+    "a pipe": os.mkfifo,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a gigabyte": _gigabyte,
+    "a loop of links": lambda path: path.symlink_to(path),
+}
+"""What can stand in a file's place: by its name, how it is made there."""
+
+
 def _spoil_kind(path: Path, rng: random.Random) -> str:
-    how = rng.choice(["missing", "a folder", "a pipe", "a device", "a gigabyte", "a loop of links"])
+    how = rng.choice(list(NO_FILES))
     path.unlink()
-    if how == "a folder":
-        path.mkdir()
-    elif how == "a pipe":
-        os.mkfifo(path)
-    elif how == "a device":
-        path.symlink_to("/dev/zero")
-    elif how == "a gigabyte":
-        with path.open("wb") as file:
-            file.truncate(2**30)
-    elif how == "a loop of links":
-        path.symlink_to(path)
+    NO_FILES[how](path)
     return how
 
 

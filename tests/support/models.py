@@ -6,6 +6,18 @@ import torch
 
 from headcode.nn import ModelConfig, Transformer
 
+DECODER = {
+    "vocab_size": 23,
+    "dim": 10,
+    "num_heads": 2,
+    "qk_dim": 8,
+    "v_dim": 6,
+    "mlp_dim": 11,
+    "feedforward": "swiglu",
+    "causal": True,
+    "backend": "reference",
+}
+
 
 def make(**changes):
     settings = {"input_dim": 5, "output_dim": 3, "max_length": 13, "dim": 48, "num_heads": 4, "qk_dim": 32, "v_dim": 16}
@@ -25,6 +37,14 @@ def run(model, x, queries=None, seed=7):
     inputs = {"x": x, **dict(model.named_parameters())}
     gradients = torch.autograd.grad((out * weights).sum(), list(inputs.values()))
     return out.detach(), dict(zip(inputs, gradients, strict=True))
+
+
+def check_same_gradients(actual, wanted, parameters):
+    """Two tensors with the same values, and through their sines the same gradients of all parameters."""
+    torch.testing.assert_close(actual, wanted)
+    expected = torch.autograd.grad(wanted.sin().sum(), parameters)
+    for found, gradient in zip(torch.autograd.grad(actual.sin().sum(), parameters), expected, strict=True):
+        torch.testing.assert_close(found, gradient)
 
 
 def distance(given, expected):

@@ -14,6 +14,7 @@ from headcode.nn import save_model
 from headcode.train import checkpoint as checkpoints
 from headcode.train import read_metrics, read_run_config
 from headcode.train.checkpoint import DamagedCheckpoint, read_checkpoint
+from tests.support.files import flip, truncate
 from tests.support.training import assert_same, small_config, train, write_sealed
 
 
@@ -78,16 +79,13 @@ def test_an_old_best_survives_the_last_two(tmp_path):
 @pytest.mark.parametrize("how", ["truncated", "flipped", "missing", "empty"])
 def test_a_damaged_checkpoint_is_named_and_the_previous_used(run, finished, file, how):
     path = run / "checkpoints" / "step-30" / file
-    content = bytearray(path.read_bytes())
-    if how == "truncated":
-        path.write_bytes(content[: len(content) // 2])
-    elif how == "flipped":
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
-    elif how == "empty":
-        path.write_bytes(b"")
-    else:
-        path.unlink()
+    spoil = {
+        "truncated": truncate,
+        "flipped": flip,
+        "missing": Path.unlink,
+        "empty": lambda path: path.write_bytes(b""),
+    }
+    spoil[how](path)
     with pytest.raises(DamagedCheckpoint, match=file.replace(".", r"\.")):
         read_checkpoint(path.parent)
     with pytest.warns(UserWarning, match=file.replace(".", r"\.")):

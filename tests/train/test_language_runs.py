@@ -15,7 +15,7 @@ from headcode.tasks.language.corpus import TextFiles
 from headcode.tasks.language.prepare import prepare
 from headcode.train import TrainingInterrupted, load, read_metrics, read_run_config
 from tests.support import ROOT
-from tests.support.training import assert_same, train
+from tests.support.training import Interrupting, assert_same, train
 
 
 @pytest.fixture(scope="module")
@@ -44,23 +44,6 @@ def config(tmp_path_factory):
     return config.replace(steps=round(2.5 * task.epoch_size / 30))
 
 
-class StopAt:
-    """A signal after a step, as a user would send it."""
-
-    def __init__(self, step, signal_number=signal.SIGTERM):
-        self.step, self.signal_number = step, signal_number
-
-    def start(self, step, steps): ...
-
-    def record(self, record): ...
-
-    def close(self): ...
-
-    def advance(self, step):
-        if step == self.step:
-            signal.raise_signal(self.signal_number)
-
-
 def test_stopped_in_the_middle_of_an_epoch_and_resumed(config, tmp_path):
     seen = {"whole": [], "broken": []}
 
@@ -78,7 +61,7 @@ def test_stopped_in_the_middle_of_an_epoch_and_resumed(config, tmp_path):
     train(config, tmp_path / "whole", loss=loss_into(seen["whole"]))
     for stop in (5, round(per_epoch) + 3):
         with pytest.raises(TrainingInterrupted):
-            train(config, tmp_path / "broken", loss=loss_into(seen["broken"]), reporters=[StopAt(stop)])
+            train(config, tmp_path / "broken", loss=loss_into(seen["broken"]), reporters=[Interrupting(stop)])
     # A new process knows the run folder alone.
     again = read_run_config(tmp_path / "broken")
     assert again == config
@@ -91,7 +74,7 @@ def test_stopped_in_the_middle_of_an_epoch_and_resumed(config, tmp_path):
 
 def train_and_die(configuration, out, step):
     """In a process of its own: the run until it is killed, without a chance to write anything more."""
-    train(RunConfig.from_dict(json.loads(configuration)), out, reporters=[StopAt(int(step), signal.SIGKILL)])
+    train(RunConfig.from_dict(json.loads(configuration)), out, reporters=[Interrupting(int(step), signal.SIGKILL)])
 
 
 @pytest.mark.kills
