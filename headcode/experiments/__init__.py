@@ -6,23 +6,23 @@ from headcode.experiments.base import SCALES, Experiment, Scale, Study, Table, V
 from headcode.experiments.mean import Mean
 from headcode.experiments.run import Outcome, estimate, planned_runs, reproduce
 
-# name -> (module, class); a module is imported only when its experiment is asked for.
-_MODULES = {
-    "logic-generalisation": ("logic_generalisation", "LogicGeneralisation"),
-    "logic-ablation": ("logic_ablation", "LogicAblation"),
-    "logic-grid": ("logic_grid", "LogicGrid"),
-    "capacity": ("capacity", "Capacity"),
-    "heads": ("heads", "Heads"),
-    "in-context": ("in_context", "InContext"),
-    "logic-codes": ("logic_codes", "LogicCodes"),
-    "sraven-scaling": ("sraven_scaling", "SRavenScaling"),
-    "sraven-ablation": ("sraven_ablation", "SRavenAblation"),
-    "sraven-codes": ("sraven_codes", "SRavenCodes"),
-    "sraven-recipe": ("sraven_recipe", "SRavenRecipe"),
-    "cross-attention": ("cross_attention", "CrossAttention"),
-    "language": ("language", "Language"),
+# Its class in the module of the same name, which is imported only when the experiment is asked for.
+_CLASSES = {
+    "logic-generalisation": "LogicGeneralisation",
+    "logic-ablation": "LogicAblation",
+    "logic-grid": "LogicGrid",
+    "capacity": "Capacity",
+    "heads": "Heads",
+    "in-context": "InContext",
+    "logic-codes": "LogicCodes",
+    "sraven-scaling": "SRavenScaling",
+    "sraven-ablation": "SRavenAblation",
+    "sraven-codes": "SRavenCodes",
+    "sraven-recipe": "SRavenRecipe",
+    "cross-attention": "CrossAttention",
+    "language": "Language",
 }
-EXPERIMENTS = tuple(_MODULES)
+EXPERIMENTS = tuple(_CLASSES)
 
 
 def experiment(name: str) -> Experiment:
@@ -31,10 +31,10 @@ def experiment(name: str) -> Experiment:
     >>> experiment("heads").title
     'Number of heads at fixed width'
     """
-    if name not in _MODULES:
+    if name not in _CLASSES:
         raise ValueError(f"There is no experiment {name!r}; the experiments are: {', '.join(EXPERIMENTS)}.")
-    module, cls = _MODULES[name]
-    found = getattr(importlib.import_module(f"headcode.experiments.{module}"), cls)()
+    module = importlib.import_module(f"headcode.experiments.{name.replace('-', '_')}")
+    found = getattr(module, _CLASSES[name])()
     assert isinstance(found, Experiment)
     return found
 

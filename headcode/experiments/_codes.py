@@ -17,7 +17,7 @@ from headcode.analysis.files import Arrays
 from headcode.analysis.runs import UNTRAINED
 from headcode.experiments._drawing import bars
 from headcode.experiments._logic import MAIN_METHODS
-from headcode.experiments.base import Experiment, Row, Scale, Study, Table, Verdict, compare, write_json
+from headcode.experiments.base import Experiment, Row, Study, Table, Verdict, compare, write_json
 from headcode.experiments.mean import Mean, judge
 from headcode.files import temporary_folder
 from headcode.report import figures
@@ -58,8 +58,9 @@ class CodesExperiment(Experiment):
             say(f"decoding from the codes of {row['method']}, seed {row['seed']}")
             trained = open_run(row["folder"], inputs=self.inputs)
             start = open_run(row["folder"], UNTRAINED, inputs=self.inputs)
-            layers = _layers_of(study.scale, trained.config.model.num_layers)
-            facts = {"method": row["method"], "seed": row["seed"], "last": trained.config.model.num_layers - 1}
+            last = trained.config.model.num_layers - 1
+            layers = [last] if study.scale == "smoke" else list(range(last + 1))
+            facts = {"method": row["method"], "seed": row["seed"], "last": last}
             found += [{**facts, **result} for result in decode_with_controls(trained, start, layers, size)]
             if row["method"] not in maps:  # of the first seed
                 maps[row["method"]] = self._map(trained, study, row["method"])
@@ -185,7 +186,3 @@ def decode_with_controls(trained: OpenRun, start: OpenRun, layers: Sequence[int]
                     numbers = dataclasses.asdict(score(data[split], decoder.predict(data[split])))
                     rows.append({"layer": layer, "source": source, "split": split, **numbers})
     return rows
-
-
-def _layers_of(scale: Scale, num_layers: int) -> list[int]:
-    return [num_layers - 1] if scale == "smoke" else list(range(num_layers))

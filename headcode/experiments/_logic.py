@@ -21,18 +21,8 @@ def logic_base(scale: Scale) -> RunConfig:
     config = override(preset("logic"), learning_rate=3e-3)
     if scale == "laptop":
         return config
-    return override(
-        config,
-        num_points=8,
-        dim=32,
-        mlp_dim=32,
-        steps=20,
-        batch_size=16,
-        log_every=5,
-        eval_every=10,
-        eval_size=128,
-        checkpoint_every=0,
-    )
+    every = {"log_every": 5, "eval_every": 10, "checkpoint_every": 0}
+    return override(config, num_points=8, dim=32, mlp_dim=32, steps=20, batch_size=16, eval_size=128, **every)
 
 
 def at_one_rate(scale: Scale, **laptop: Any) -> RunConfig:

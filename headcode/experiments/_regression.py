@@ -12,6 +12,7 @@ of. λ and η are chosen on the training compositions.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -85,14 +86,11 @@ def algorithms(task: FuzzyLogic, train: Tensor, targets: Tensor) -> list[Algorit
     for kind in FEATURES:
         for steps in STEPS:
             words = "one gradient step" if steps == 1 else f"{steps} gradient steps"
-            found.append(_tuned(f"{words}, {kind}", task, kind, _descent(steps), RATES, train, targets))
+            descent = functools.partial(gradient_descent, steps=steps)
+            found.append(_tuned(f"{words}, {kind}", task, kind, descent, RATES, train, targets))
         found.append(_tuned(f"least squares, {kind}", task, kind, least_squares, PENALTIES, train, targets))
     found.append(Algorithm("best-fitting function", lambda x: consistent_terms(task, x)[:, 0].double()))
     return found
-
-
-def _descent(steps: int) -> Callable[[Tensor, Tensor, Tensor, float], Tensor]:
-    return lambda context, values, query, rate: gradient_descent(context, values, query, rate, steps)
 
 
 def _tuned(

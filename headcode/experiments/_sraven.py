@@ -53,28 +53,12 @@ def sraven_base(scale: Scale) -> RunConfig:
 
 def shortened(config: RunConfig, scale: Scale) -> RunConfig:
     """For the smaller scales: 2 features, and a few steps; at smoke scale a small model as well."""
-    steps, batch_size = (16, 16) if scale == "smoke" else (3000, 128)
-    config = override(
-        config,
-        num_features=2,
-        steps=steps,
-        batch_size=batch_size,
-        warmup_steps=100,
-        eval_every=500,
-        eval_size=1024,
-        checkpoint_every=0,
-    )
+    config = override(config, num_features=2, warmup_steps=100, checkpoint_every=0)
     if scale == "laptop":
-        return config
-    small = {
-        "dim": 32,
-        "num_heads": 4,
-        "qk_dim": 16,
-        "v_dim": 16,
-        "mlp_dim": 32,
-        "num_layers": 3 if config.auxiliary_weight else 2,
-    }
-    return override(config, **small, log_every=4, eval_every=8, eval_size=128)
+        return override(config, steps=3000, batch_size=128, eval_every=500, eval_size=1024)
+    small = {"dim": 32, "num_heads": 4, "qk_dim": 16, "v_dim": 16, "mlp_dim": 32}
+    small["num_layers"] = 3 if config.auxiliary_weight else 2
+    return override(config, **small, steps=16, batch_size=16, log_every=4, eval_every=8, eval_size=128)
 
 
 def seeds_of(scale: Scale) -> range:

@@ -57,15 +57,8 @@ class Heads(Experiment):
                     means = [study.mean(f"{split}/r2", method=method, num_heads=h) for h in heads]
                     everything += means
                     label = f"{method}, {'held out' if split == 'compositional' else 'seen'}"
-                    line(
-                        axes,
-                        heads,
-                        means,
-                        colour_of(method, methods),
-                        label,
-                        style,
-                        shift=shift + 6.0 * (place - (len(methods) - 1) / 2),
-                    )
+                    aside = shift + 6.0 * (place - (len(methods) - 1) / 2)
+                    line(axes, heads, means, colour_of(method, methods), label, style, shift=aside)
             axes.set_xscale("log", base=2)
             axes.margins(x=0.08)
             axes.set_xticks(heads, [str(h) for h in heads])

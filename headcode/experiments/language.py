@@ -28,18 +28,9 @@ def language_base(scale: Scale) -> RunConfig:
     """smoke: seconds, and no result; laptop: 0.46 M parameters, 0.6 M tokens of Python's sources; paper: lm-paper."""
     if scale == "paper":
         return preset("lm-paper")
-    config = override(
-        preset("lm-small"),
-        vocab_size=1024,
-        num_layers=2,
-        batch_size=8,
-        steps=600,
-        log_every=25,
-        eval_every=100,
-        eval_size=256,
-        eval_batch_size=8,
-        checkpoint_every=200,
-    )
+    every = {"log_every": 25, "eval_every": 100, "checkpoint_every": 200}
+    batches = {"batch_size": 8, "eval_batch_size": 8, "eval_size": 256}
+    config = override(preset("lm-small"), vocab_size=1024, num_layers=2, steps=600, **batches, **every)
     if scale == "laptop":
         return config
     sizes = {"dim": 16, "qk_dim": 16, "v_dim": 16, "mlp_dim": 16, "context": 16, "vocab_size": 300}
@@ -141,7 +132,7 @@ class Language(Experiment):
             for method in MAIN_METHODS:
                 curves = [_curve(Path(row["folder"])) for row in study.where(**groups[method])]
                 steps = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
-                tokens = [step * self._tokens_per_step(study) / 1e6 for step in steps]
+                tokens = [step * study.rows[0]["batch_size"] * study.rows[0]["context"] / 1e6 for step in steps]
                 means = [Mean.of(curve[step] for curve in curves) for step in steps]
                 line(axes[0], tokens, means, colour_of(method, MAIN_METHODS), method)
             axes[0].set(xlabel="million tokens", ylabel="bits per byte, held-out text", yscale="log")
@@ -176,9 +167,6 @@ class Language(Experiment):
         rates = study.values("learning_rate")
         fewest_bits = {rate: merit(study.mean(METRIC, **self._full(study, method, rate)), -1) for rate in rates}
         return max(rates, key=lambda rate: fewest_bits[rate])
-
-    def _tokens_per_step(self, study: Study) -> int:
-        return study.rows[0]["batch_size"] * study.rows[0]["context"]
 
 
 def _curve(run: Path) -> dict[int, float]:

@@ -2,15 +2,19 @@
 
 from pathlib import Path
 
-from headcode.experiments._drawing import bars, limits, method_labels
+from headcode.experiments._ablation import HYLA_IS_AHEAD, PARTS_HELP, compare_methods, draw_methods
 from headcode.experiments._logic import SELECTION, logic_base, paper_search, seeds_of, select
-from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare
-from headcode.experiments.mean import per_seed
+from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict
 from headcode.ops import METHODS
-from headcode.report.style import PAGE_WIDTH, PALETTE, canvas, save
+from headcode.report.style import PALETTE
 from headcode.sweep import grid
 
 SPLITS = {"iid": PALETTE[5], "compositional": PALETTE[0], "novel": PALETTE[4]}
+STATEMENTS = {
+    **HYLA_IS_AHEAD,
+    "Softmax attention is ahead of linear attention (no claim of the paper).": ("softmax", "linear"),
+    **PARTS_HELP,
+}
 
 
 class LogicAblation(Experiment):
@@ -38,26 +42,7 @@ class LogicAblation(Experiment):
         return [Table("R², mean and 95 % interval over seeds; the last column is compositional", rows)]
 
     def verdicts(self, study: Study) -> list[Verdict]:
-        rows = select(study, ("method",))
-        score = {method: per_seed(rows, "compositional/r2", method=method) for method in METHODS}
-        statements = (
-            ("HYLA is ahead of softmax attention.", "hyla", "softmax"),
-            ("HYLA is ahead of linear attention.", "hyla", "linear"),
-            ("Softmax attention is ahead of linear attention (no claim of the paper).", "softmax", "linear"),
-            ("The norm across heads helps HYLA.", "hyla", "hyla_unnormed"),
-            ("The nonlinearity helps beyond a second layer.", "hyla", "hyla_deep_linear"),
-            ("The norm across heads helps linear attention.", "linear_rms", "linear"),
-        )
-        return [compare(statement, score[better], score[worse]) for statement, better, worse in statements]
+        return compare_methods(select(study, ("method",)), "r2", STATEMENTS)
 
     def draw(self, study: Study, stem: Path) -> list[Path]:
-        chosen = Study(study.scale, select(study, ("method",)), study.folder)
-        order = [method for method in METHODS if chosen.where(method=method)]
-        groups = {split: [chosen.mean(f"{split}/r2", method=method) for method in order] for split in SPLITS}
-        with canvas(PAGE_WIDTH, 3.0) as (figure, axes):
-            bars(axes, groups, method_labels(order), SPLITS)
-            axes.tick_params(axis="x", labelsize=6)
-            axes.set_ylabel("R²")
-            limits(axes, [mean for means in groups.values() for mean in means])
-            figure.legend(loc="outside lower center", ncols=3)
-            return save(figure, stem)
+        return draw_methods(study, select(study, ("method",)), "r2", "R²", SPLITS, stem)

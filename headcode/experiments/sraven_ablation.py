@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from headcode.experiments._drawing import bars, limits, method_labels
+from headcode.experiments._ablation import HYLA_IS_AHEAD, PARTS_HELP, compare_methods, draw_methods
 from headcode.experiments._logic import MAIN_METHODS
 from headcode.experiments._sraven import (
     SELECTION,
@@ -15,12 +15,16 @@ from headcode.experiments._sraven import (
     select,
     sraven_base,
 )
-from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare
-from headcode.experiments.mean import per_seed
+from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict
 from headcode.ops import METHODS
-from headcode.report.style import PAGE_WIDTH, PALETTE, canvas, save
+from headcode.report.style import PALETTE
 
 SPLITS = {"iid": PALETTE[5], "compositional": PALETTE[0]}
+STATEMENTS = {
+    **HYLA_IS_AHEAD,
+    **PARTS_HELP,
+    "A nonlinear value network helps softmax attention.": ("softmax_hyla", "softmax"),
+}
 SMOKE_METHODS = ("softmax", "linear_rms", "hyla", "hyla_deep_linear")
 
 
@@ -59,29 +63,7 @@ class SRavenAblation(Experiment):
         return [Table("Share of puzzles with all features right; mean and 95 % interval over seeds", rows)]
 
     def verdicts(self, study: Study) -> list[Verdict]:
-        rows = select(study, ("method",))
-        score = {method: per_seed(rows, "compositional/accuracy", method=method) for method in METHODS}
-        statements = (
-            ("HYLA is ahead of softmax attention.", "hyla", "softmax"),
-            ("HYLA is ahead of linear attention.", "hyla", "linear"),
-            ("The norm across heads helps HYLA.", "hyla", "hyla_unnormed"),
-            ("The nonlinearity helps beyond a second layer.", "hyla", "hyla_deep_linear"),
-            ("The norm across heads helps linear attention.", "linear_rms", "linear"),
-            ("A nonlinear value network helps softmax attention.", "softmax_hyla", "softmax"),
-        )
-        return [compare(statement, score[better], score[worse]) for statement, better, worse in statements]
+        return compare_methods(select(study, ("method",)), "accuracy", STATEMENTS)
 
     def draw(self, study: Study, stem: Path) -> list[Path]:
-        chosen = Study(study.scale, select(study, ("method",)), study.folder)
-        order = [method for method in METHODS if chosen.where(method=method)]
-        groups = {split: [chosen.mean(f"{split}/accuracy", method=method) for method in order] for split in SPLITS}
-        with canvas(PAGE_WIDTH, 3.0) as (figure, axes):
-            bars(axes, groups, method_labels(order), SPLITS)
-            for split, colour in SPLITS.items():
-                ceiling = study.extra["ceilings"][split]["ceiling"]
-                axes.axhline(ceiling, color=colour, linestyle="--", linewidth=1, label=f"ceiling, {split}")
-            axes.tick_params(axis="x", labelsize=6)
-            axes.set_ylabel("all features right")
-            limits(axes, [mean for means in groups.values() for mean in means])
-            figure.legend(loc="outside lower center", ncols=4)
-            return save(figure, stem)
+        return draw_methods(study, select(study, ("method",)), "accuracy", "all features right", SPLITS, stem)
