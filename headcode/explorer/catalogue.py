@@ -76,12 +76,8 @@ def _open(path: str | Path) -> Model:
 def zoo_models() -> list[str]:
     """All models of the zoo that the explorer can show, in the order of the tasks, the best methods first."""
     order = {"hyla": 0, "softmax": 1, "linear": 2}
-    cards = [(zoo.card(name), name) for name in zoo.names()]
-    cards = [(card, name) for card, name in cards if not _crosses(name)]
+    shown = [name for name in zoo.names() if not read_run_config(zoo.folder(name)).model.cross_layers]
+    cards = [(zoo.card(name), name) for name in shown]
     tasks = list(TASKS)
     cards.sort(key=lambda each: (tasks.index(each[0]["task"]), order.get(each[0]["method"], 9), each[1]))
     return [f"zoo/{name}" for _, name in cards]
-
-
-def _crosses(name: str) -> bool:
-    return read_run_config(zoo.folder(name)).model.cross_layers > 0

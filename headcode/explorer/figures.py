@@ -8,7 +8,7 @@ import numpy as np
 
 Figure = dict[str, Any]
 
-BLUE, ORANGE, GREEN, GREY = "#2f7fd1", "#d9691e", "#2a9d5c", "#98a1b0"
+BLUE, ORANGE, GREEN, GREY, PINK = "#2f7fd1", "#d9691e", "#2a9d5c", "#98a1b0", "#e0245e"
 RULE_COLOURS = ("#8a93a3", "#2f7fd1", "#6bb7f0", "#d9691e", "#f2a35e", "#2a9d5c", "#b455b6", "#c7a500")
 SIGNED = [[0.0, "#b4531a"], [0.25, "#eba876"], [0.5, "#f7f7f5"], [0.75, "#7fb3e0"], [1.0, "#1f5f9e"]]
 HEIGHT = [[0.0, "#1d2e5c"], [0.35, "#2f7fa8"], [0.65, "#5cc0a0"], [1.0, "#f6e27a"]]
@@ -34,9 +34,8 @@ def _figure(data: list[dict[str, Any]], height: int, revision: str = "", **layou
 
 def empty(height: int, words: str = "") -> Figure:
     """No data: a sentence in the middle."""
-    note = {"text": words, "showarrow": False, "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper"}
     nothing = {"visible": False, "fixedrange": True}
-    return _figure([], height, annotations=[note] if words else [], xaxis=nothing, yaxis=nothing)
+    return _figure([], height, annotations=[_note(words, 0.5, 0.5)] if words else [], xaxis=nothing, yaxis=nothing)
 
 
 def _text(words: Sequence[str]) -> list[str]:
@@ -46,6 +45,28 @@ def _text(words: Sequence[str]) -> list[str]:
 
 def _axis(**more: Any) -> dict[str, Any]:
     return {"fixedrange": True, "zeroline": False, "showgrid": False, "ticks": "", "automargin": False, **more}
+
+
+def _note(words: str, x: float, y: float, **more: Any) -> dict[str, Any]:
+    """Words at a place of the whole figure, from 0 to 1."""
+    return {"text": words, "showarrow": False, "x": x, "y": y, "xref": "paper", "yref": "paper", **more}
+
+
+def _markers(x: Any, y: Any, marker: dict[str, Any], hover: str, **more: Any) -> dict[str, Any]:
+    trace = {"type": "scatter", "mode": "markers", "x": _round(x), "y": _round(y), "marker": marker}
+    return {**trace, "hovertemplate": f"{hover}<extra></extra>", **more}
+
+
+def _star(colour: str, size: int, symbol: str = "star") -> dict[str, Any]:
+    return {"size": size, "symbol": symbol, "color": colour, "line": {"width": 1.5, "color": "#ffffff"}}
+
+
+def _heatmap(matrix: np.ndarray, hover: str, digits: int = 3, **more: Any) -> dict[str, Any]:
+    """A matrix in colours of both signs, unless `more` says otherwise."""
+    limit = float(np.abs(matrix).max()) or 1.0
+    colours = {"colorscale": SIGNED, "zmin": -limit, "zmax": limit, "showscale": False}
+    trace = {"type": "heatmap", "z": [_round(row, digits) for row in matrix], **colours}
+    return {**trace, "hovertemplate": f"{hover}<extra></extra>", **more}
 
 
 def code_bars(code: np.ndarray, donor: np.ndarray | None) -> Figure:
@@ -61,16 +82,7 @@ def code_bars(code: np.ndarray, donor: np.ndarray | None) -> Figure:
     data: list[dict[str, Any]] = [bars]
     if donor is not None:
         ring = {"symbol": "circle-open", "size": 9, "color": GREEN, "line": {"width": 2}}
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "x": heads,
-                "y": _round(donor),
-                "marker": ring,
-                "hovertemplate": "donor, head %{x}: %{y:.3f}<extra></extra>",
-            }
-        )
+        data.append(_markers(heads, donor, ring, "donor, head %{x}: %{y:.3f}"))
     every = 1 if len(heads) <= 16 else -(-len(heads) // 12)
     return _figure(
         data,
@@ -84,19 +96,9 @@ def code_bars(code: np.ndarray, donor: np.ndarray | None) -> Figure:
 def code_sheet(codes: np.ndarray, names: Sequence[str], key: int, tokens: Sequence[str] = ()) -> Figure:
     """The codes of one query to all keys, (H, key): a column is a code; the chosen key is framed. Tokens that are words
     stand under their columns, as many as there is room for."""
-    limit = float(np.abs(codes).max()) or 1.0
-    sheet = {
-        "type": "heatmap",
-        "z": [_round(row) for row in codes],
-        "x": list(range(codes.shape[1])),
-        "y": list(range(1, len(codes) + 1)),
-        "customdata": [_text(names) for _ in codes],
-        "colorscale": SIGNED,
-        "zmin": -limit,
-        "zmax": limit,
-        "showscale": False,
-        "hovertemplate": "%{customdata}<br>head %{y}: %{z:.3f}<extra></extra>",
-    }
+    places: Figure = {"x": list(range(codes.shape[1])), "y": list(range(1, len(codes) + 1))}
+    words = [_text(names) for _ in codes]
+    sheet = _heatmap(codes, "%{customdata}<br>head %{y}: %{z:.3f}", customdata=words, **places)
     frame = {
         "type": "rect",
         "x0": key - 0.5,
@@ -109,10 +111,10 @@ def code_sheet(codes: np.ndarray, names: Sequence[str], key: int, tokens: Sequen
     if tokens:
         every = -(-len(tokens) // 16)
         shown = list(range(0, len(tokens), every))
-        words = [tokens[k] if len(tokens[k]) <= 9 else tokens[k][:8] + "…" for k in shown]
+        short = [tokens[k] if len(tokens[k]) <= 9 else tokens[k][:8] + "…" for k in shown]
         across |= {
             "tickvals": shown,
-            "ticktext": _text(words),
+            "ticktext": _text(short),
             "tickangle": -50,
             "automargin": True,
             "tickfont": {"size": 11},
@@ -137,32 +139,13 @@ def map_of_codes(
     """Points (N, 2) in named, coloured groups (name, colour, rows); a star is the code that is looked at."""
     data: list[dict[str, Any]] = []
     for name, colour, rows in groups:
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": name,
-                "x": _round(points[rows, 0]),
-                "y": _round(points[rows, 1]),
-                "customdata": [int(row) for row in rows],
-                "text": _text([words[row] for row in rows]),
-                "marker": {"size": 8, "color": colour, "opacity": 0.85, "line": {"width": 0.5, "color": "#ffffff"}},
-                "hovertemplate": "%{text}<extra></extra>",
-            }
-        )
-    for place, name, colour, symbol in ((donor, "donor", GREEN, "diamond"), (here, "this code", "#e0245e", "star")):
+        dot = {"size": 8, "color": colour, "opacity": 0.85, "line": {"width": 0.5, "color": "#ffffff"}}
+        labels = _text([words[row] for row in rows])
+        x, y = points[rows, 0], points[rows, 1]
+        data.append(_markers(x, y, dot, "%{text}", name=name, text=labels, customdata=rows.tolist()))
+    for place, name, colour, symbol in ((donor, "donor", GREEN, "diamond"), (here, "this code", PINK, "star")):
         if place is not None:
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": name,
-                    "x": _round(place[:1]),
-                    "y": _round(place[1:]),
-                    "marker": {"size": 18, "symbol": symbol, "color": colour, "line": {"width": 1.5, "color": "#fff"}},
-                    "hovertemplate": f"{name}<extra></extra>",
-                }
-            )
+            data.append(_markers(place[:1], place[1:], _star(colour, 18, symbol), name, name=name))
     titles = [f"direction {i + 1} ({share:.0%} of the variance)" for i, share in enumerate(shares)]
     return _figure(
         data,
@@ -218,32 +201,17 @@ def networks(weights: Sequence[np.ndarray], step: int = 1) -> Figure:
     shown = [weights[0], weights[1].T] if two else [weights[0]]
     titles = ("W₁: the key's token → hidden units", "W₂: hidden units → the output")
     for index, matrix in enumerate(shown):
-        limit = float(np.abs(matrix).max()) or 1.0
         suffix = "" if index == 0 else "2"
         hover = "input %{x}, output %{y}" if not two else ("input %{x}, hidden %{y}", "hidden %{y}, output %{x}")[index]
-        data.append(
-            {
-                "type": "heatmap",
-                "z": [_round(row, 4) for row in matrix],
-                "dx": step,
-                "dy": step,
-                "colorscale": SIGNED,
-                "zmin": -limit,
-                "zmax": limit,
-                "showscale": False,
-                "xaxis": f"x{suffix}",
-                "yaxis": f"y{suffix}",
-                "hovertemplate": hover + ": %{z:.3f}<extra></extra>",
-            }
-        )
+        axes = {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
+        data.append(_heatmap(matrix, hover + ": %{z:.3f}", 4, dx=step, dy=step, **axes))
         domain = [0, 1] if not two else ([0.56, 0.94], [0, 0.38])[index]
         layout[f"xaxis{suffix}"] = _axis(anchor=f"y{suffix}", nticks=9, showticklabels=index == len(shown) - 1)
         ticks = {"dtick": 1} if len(matrix) <= 8 else {"nticks": 5}
         layout[f"yaxis{suffix}"] = _axis(domain=domain, autorange="reversed", anchor=f"x{suffix}", **ticks)
     if two:
         layout["annotations"] = [
-            {"text": title, "x": 0, "y": y, "xref": "paper", "yref": "paper", "showarrow": False, "yanchor": "bottom"}
-            for title, y in zip(titles, (0.95, 0.39), strict=True)
+            _note(title, 0, y, yanchor="bottom") for title, y in zip(titles, (0.95, 0.39), strict=True)
         ]
     else:
         layout["xaxis"]["title"] = {"text": "from the key's token", "standoff": 4}
@@ -267,36 +235,12 @@ def surfaces(
     for index, (title, places, values) in enumerate(pictures):
         suffix = "" if index == 0 else str(index + 1)
         axes = {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
-        ground = {
-            "type": "heatmap",
-            "x": _round(places),
-            "y": _round(places),
-            "z": [_round(row) for row in values],
-            "colorscale": HEIGHT,
-            "zmin": 0,
-            "zmax": scale["cmax"],
-            "zsmooth": "best",
-            "showscale": False,
-            "hovertemplate": "%{x:.2f}, %{y:.2f}: %{z:.3f}<extra></extra>",
-        }
-        context = {
-            "type": "scatter",
-            "mode": "markers",
-            "x": _round(points[:, 0]),
-            "y": _round(points[:, 1]),
-            "text": _round(levels),
-            "marker": {"size": 6, "color": _round(levels), **scale, "line": {"width": 1, "color": "#ffffff"}},
-            "hovertemplate": "context point, f = %{text}<extra></extra>",
-        }
-        star = {"size": 17, "symbol": "star", "color": "#e0245e", "line": {"width": 1.5, "color": "#ffffff"}}
-        target = {
-            "type": "scatter",
-            "mode": "markers",
-            "x": _round(hidden[:1]),
-            "y": _round(hidden[1:]),
-            "marker": star,
-            "hovertemplate": "the hidden point<extra></extra>",
-        }
+        colours: Figure = {"colorscale": HEIGHT, "zmin": 0, "zmax": scale["cmax"], "zsmooth": "best"}
+        square: Figure = {"x": _round(places), "y": _round(places)}
+        ground = _heatmap(values, "%{x:.2f}, %{y:.2f}: %{z:.3f}", **square, **colours)
+        dot = {"size": 6, "color": _round(levels), **scale, "line": {"width": 1, "color": "#ffffff"}}
+        context = _markers(points[:, 0], points[:, 1], dot, "context point, f = %{text}", text=_round(levels))
+        target = _markers(hidden[:1], hidden[1:], _star(PINK, 17), "the hidden point")
         data += [{**each, **axes} for each in (ground, context, target)]
         domain = [0, 0.47] if index == 0 else [0.53, 1]
         layout[f"xaxis{suffix}"] = _axis(
@@ -309,18 +253,7 @@ def surfaces(
             anchor=f"x{suffix}",
             showticklabels=index == 0,
         )
-        layout["annotations"].append(
-            {
-                "text": title,
-                "x": domain[0],
-                "y": 1.02,
-                "xref": "paper",
-                "yref": "paper",
-                "showarrow": False,
-                "xanchor": "left",
-                "yanchor": "bottom",
-            }
-        )
+        layout["annotations"].append(_note(title, domain[0], 1.02, xanchor="left", yanchor="bottom"))
     return _figure(data, HEIGHTS["surface"], margin={"l": 40, "r": 8, "t": 26, "b": 34}, **layout)
 
 

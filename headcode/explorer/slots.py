@@ -11,7 +11,7 @@ from headcode.explorer import figures, inside
 from headcode.explorer.atlas import Atlas, Atlases, alike, plane_of
 from headcode.explorer.figures import Figure
 from headcode.explorer.model import COMPUTING, Model
-from headcode.explorer.parts import Piece, badge, heading, link, note
+from headcode.explorer.parts import Piece, badge, choices, heading, note
 from headcode.explorer.sentences import Lens, strongest
 from headcode.explorer.state import State
 from headcode.explorer.view import Around, nearest
@@ -100,10 +100,7 @@ def _head(model: Model) -> list[Piece]:
 
 
 def _pair(state: State, layers: int, names: Sequence[str], patched: bool = False) -> list[Piece]:
-    links = [link(f"{i + 1}", state.link(layer=i), selected=i == state.layer) for i in range(layers)]
-    chosen = html.Div(
-        [html.Span("layer", className="label"), html.Div(links, className="segments")], className="row layer"
-    )
+    options = [(f"{i + 1}", state.link(layer=i), i == state.layer) for i in range(layers)]
     words = [
         html.Span(names[state.query], className="mark query"),
         html.Span("looks at"),
@@ -111,7 +108,7 @@ def _pair(state: State, layers: int, names: Sequence[str], patched: bool = False
     ]
     if patched:
         words.append(html.Span("the donor's code", className="mark donor"))
-    return [chosen, html.P(words, className="pair")]
+    return [choices("layer", options, "layer"), html.P(words, className="pair")]
 
 
 def _map(
