@@ -17,6 +17,8 @@ from headcode.tasks.base import add_sums
 from headcode.train.evaluate import evaluation_splits
 from headcode.train.folder import read_metrics, read_run_config
 
+MODEL_COLUMNS = ("method", "num_heads", "dim", "qk_dim", "v_dim", "num_layers")
+
 
 def ablate(
     run: OpenRun,
@@ -117,18 +119,8 @@ def heads_against_generalisation(runs: Sequence[str | Path]) -> list[dict[str, A
     settings: list[dict[str, Any]] = []
     for path in runs:
         config = read_run_config(path)
-        model = config.model
-        row: dict[str, Any] = {
-            "run": Path(path).name,
-            "method": model.method,
-            "num_heads": model.num_heads,
-            "dim": model.dim,
-            "qk_dim": model.qk_dim,
-            "v_dim": model.v_dim,
-            "num_layers": model.num_layers,
-            "seed": config.seed,
-            "steps": config.steps,
-        }
+        sizes = {name: getattr(config.model, name) for name in MODEL_COLUMNS}
+        row: dict[str, Any] = {"run": Path(path).name, **sizes, "seed": config.seed, "steps": config.steps}
         evaluations = [r for r in read_metrics(path) if r["kind"] == "eval"]
         if not evaluations:
             raise ValueError(f"{path} was never evaluated; give runs with evaluations.")

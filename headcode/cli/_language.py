@@ -11,6 +11,7 @@ import tyro
 
 from headcode.cli.train import TrainOptions
 from headcode.nn import Transformer
+from headcode.presets import preset
 from headcode.run import RunConfig, with_task
 from headcode.tasks.language.corpus import PYTHON, Source, StreamedDataset, TextFiles, find_dataset
 from headcode.tasks.language.prepare import prepare
@@ -81,7 +82,7 @@ class LanguageOptions(TrainOptions):
         if task.validation and "validation" not in shards.splits:
             self._say("no document fell to the validation side, so nothing is held out; more documents would help")
         config = with_task(config, task)
-        epochs = self.epochs or (PRESET_EPOCHS.get(self.preset) if config.steps == self._preset_steps() else None)
+        epochs = self.epochs or (PRESET_EPOCHS.get(self.preset) if config.steps == preset(self.preset).steps else None)
         if epochs is not None:
             config = config.replace(steps=max(round(epochs * task.epoch_size / config.batch_size), 1))
         return config
@@ -102,11 +103,6 @@ class LanguageOptions(TrainOptions):
         if not isinstance(source, StreamedDataset) or source.whole or self.epochs is not None:
             return None
         return config.steps * config.batch_size * config.task.sequence_length + 1
-
-    def _preset_steps(self) -> int:
-        from headcode.presets import preset
-
-        return preset(self.preset).steps
 
     def _say(self, line: str) -> None:
         if is_main_process():

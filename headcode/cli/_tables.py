@@ -44,12 +44,7 @@ def _aligned(name: str, cells: Sequence[str]) -> list[str]:
 
 def _is_number(cell: str) -> bool:
     """A number, a mean with its interval, or a dash for none."""
-    return cell == "–" or all(_parses(part) for part in cell.split(" ± "))
-
-
-def _parses(text: str) -> bool:
     try:
-        float(text)
+        return bool([float(part) for part in cell.split(" ± ")])
     except ValueError:
-        return False
-    return True
+        return cell == "–"

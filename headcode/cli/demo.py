@@ -38,6 +38,8 @@ class Command:
     """Delete what an earlier demo trained in the folder, and train again."""
 
     def run(self) -> None:
+        from headcode.cli._demo_puzzles import choose_model, solve_puzzles
+
         if self.puzzles < 1:
             raise ValueError(f"--puzzles must be 1 or more, got {self.puzzles}.")
         if self.out.is_file():
@@ -58,8 +60,9 @@ class Command:
         print("\n3. What their codes tell\n", flush=True)
         table = self._compare(rows)
         print("\n4. Unseen puzzles\n", flush=True)
-        solved = self._solve()
-        page = self._write_page(idea, picture, rows, table, solved)
+        solved = solve_puzzles(choose_model(), self.puzzles, self.out / "figures")
+        print(solved.words, flush=True)
+        page = self._write_page(idea, picture, rows, table, dataclasses.asdict(solved))
         print(f"\n{time.monotonic() - start:.0f} s. Everything on one page: {page}\n")
         print("Next:")
         print("  headcode puzzle --instance 7 --answer            look at a puzzle and what the exact solver says")
@@ -104,13 +107,6 @@ class Command:
             "Decoding F1: the terms of held-out functions, read from the codes by a linear decoder fitted on seen ones."
         )
         return table
-
-    def _solve(self) -> dict[str, Any]:
-        from headcode.cli._demo_puzzles import choose_model, solve_puzzles
-
-        solved = solve_puzzles(choose_model(), self.puzzles, self.out / "figures")
-        print(solved.words, flush=True)
-        return dataclasses.asdict(solved)
 
     def _write_page(
         self,

@@ -5,7 +5,6 @@ Example: headcode generate runs/lm-small-hyla-seed0 --prompt "def main(" --tempe
 
 import dataclasses
 import hashlib
-import itertools
 import sys
 import warnings
 from pathlib import Path
@@ -72,41 +71,32 @@ class Command:
     def _generate(self, model: Transformer, prompt: list[int], tokenizer: Tokenizer) -> Any:
         if self.recurrent and not self.cache:
             raise ValueError("--recurrent keeps a state of the past, which --no-cache forbids; leave one out.")
-        return generate(
-            model,
-            prompt,
-            self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            seed=self.seed,
-            end_token=tokenizer.end_token,
-            cache=self.cache,
-            recurrent=self.recurrent,
-        )
+        options: Any = {name: getattr(self, name) for name in ("temperature", "top_p", "seed", "cache", "recurrent")}
+        return generate(model, prompt, self.max_tokens, end_token=tokenizer.end_token, **options)
 
     def _tell(self, prompt: list[int], tokens: Any, tokenizer: Tokenizer, model: Transformer) -> None:
         stream = TextStream(tokenizer, prompt)
         given: list[int] = []
         pieces: list[str] = []
-        pieces_now = (self._keep(given, token, stream) for token in tokens)
-        if not self.json:
-            sys.stdout.write(self.prompt)
-        for piece in itertools.chain(pieces_now, (stream.finish() for _ in range(1))):
+
+        def tell(piece: str) -> None:
             pieces.append(piece)
             if not self.json:
                 sys.stdout.write(piece)
                 sys.stdout.flush()
+
+        if not self.json:
+            sys.stdout.write(self.prompt)
+        for token in tokens:
+            given.append(token)
+            tell(stream.add(token))
+        tell(stream.finish())
         if self.json:
             recurrent = self.cache and (can_recur(model.config) if self.recurrent is None else self.recurrent)
             facts = {"prompt": self.prompt, "text": "".join(pieces), "tokens": given}
             print_json({**facts, "ended": len(given) < self.max_tokens, "recurrent": recurrent})
         else:
             print()
-
-    @staticmethod
-    def _keep(given: list[int], token: int, stream: TextStream) -> str:
-        given.append(token)
-        return stream.add(token)
 
 
 def tokenizer_of(run: Path, config: RunConfig, given: Path | None = None) -> Tokenizer:

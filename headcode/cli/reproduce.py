@@ -54,17 +54,14 @@ class Command:
 
     def run(self) -> None:
         if self.name is None:
-            self._list()
+            print("Experiments:")
+            for name in EXPERIMENTS:
+                print(f"  {name:<22} {experiment(name).title}")
+            print(f"Scales: {', '.join(SCALES)}. Example: headcode reproduce {EXPERIMENTS[0]} --scale smoke")
             return
         names = EXPERIMENTS if self.name == ALL else (self.name,)
         if not all([self._one(experiment(name)) for name in names]):
             raise SystemExit(1)
-
-    def _list(self) -> None:
-        print("Experiments:")
-        for name in EXPERIMENTS:
-            print(f"  {name:<22} {experiment(name).title}")
-        print(f"Scales: {', '.join(SCALES)}. Example: headcode reproduce {EXPERIMENTS[0]} --scale smoke")
 
     def _one(self, chosen: Experiment) -> bool:
         """Whether none of its runs failed."""

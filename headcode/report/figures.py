@@ -114,7 +114,13 @@ def code_map(maps: Mapping[str, str | Path], stem: str | Path, colour: str = "ru
             known = ", ".join(sorted(set(arrays) - {"points"}))
             raise ValueError(f"The map of {name} can be coloured by {known}, not by {colour!r}.")
         shape = arrays["points"].shape if "points" in arrays else ()
-        if shape[1:] != (2,) or arrays[colour].shape != shape[:1] or not _all_numbers(arrays["points"], arrays[colour]):
+        if (
+            shape[1:] != (2,)
+            or arrays[colour].shape != shape[:1]
+            or not all(
+                array.dtype.kind in "biuf" and np.isfinite(array).all() for array in (arrays["points"], arrays[colour])
+            )
+        ):
             raise ValueError(f"The map of {name} must have points (N, 2) and a {colour} for each, all numbers.")
     # One legend for all panels, though a class may be missing in some.
     names = _class_names(
@@ -316,7 +322,3 @@ def _class_names(task: type[Task], colour: str, labels: np.ndarray) -> dict[int,
     if len(values) > 16:
         return None
     return {v: task.label_name(v) if colour == task.label_kind else str(v) for v in values}
-
-
-def _all_numbers(*arrays: np.ndarray) -> bool:
-    return all(array.dtype.kind in "biuf" and bool(np.isfinite(array).all()) for array in arrays)

@@ -68,7 +68,7 @@ def _scores(found: Mapping[str, Path], configs: Mapping[str, RunConfig], picture
     rows: list[dict[str, Any]] = []
     main: dict[str, dict[str, float | None]] = {}
     for name, folder in found.items():
-        records = [record for record in _metrics(folder) if record["kind"] == "eval"]
+        records = [record for record in read_metrics(folder) if record["kind"] == "eval"]
         last = max((record["step"] for record in records), default=None)
         for record in records:
             if record["step"] == last:
@@ -104,7 +104,7 @@ def best_possible(config: RunConfig) -> dict[str, float]:
 def _curves(found: Mapping[str, Path], configs: Mapping[str, RunConfig], pictures: Path) -> list[Block]:
     config = next(iter(configs.values()))
     metric = config.task.main_metric
-    if not any(record["kind"] == "eval" for folder in found.values() for record in _metrics(folder)):
+    if not any(record["kind"] == "eval" for folder in found.values() for record in read_metrics(folder)):
         return [Text("No evaluations along training.")]
     drawn = training_curves(found, pictures / "curves", metric, best_possible(config))
     return [Figure(drawn[0], f"{_capital(METRIC_TITLES.get(metric, metric))} along training, split by split.")]
@@ -197,7 +197,3 @@ def _settings(found: Mapping[str, Path], configs: Mapping[str, RunConfig]) -> li
         if card.is_file():
             blocks.append(Preformatted(read_text(card), f"Card of {name}"))
     return blocks
-
-
-def _metrics(folder: Path) -> list[dict[str, Any]]:
-    return read_metrics(folder)

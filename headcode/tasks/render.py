@@ -12,6 +12,8 @@ from headcode.tasks import _glyphs
 from headcode.tasks.fuzzy_logic import FuzzyLogic
 
 DPI = 200
+HEIGHT: Any = {"cmap": "viridis", "vmin": 0, "vmax": 1}
+CENTRED: Any = {"ha": "center", "va": "center"}
 ANSI_COLOURS = (31, 32, 33, 34, 35, 36, 91, 92, 93, 94, 95, 96)
 
 
@@ -28,26 +30,14 @@ def draw_puzzle(
     Up to 4 features of up to 8 values become shape, colour, number and pointer, with a legend of their order; anything
     larger, and a puzzle with blank features, becomes tiles with numbers. `numbers` writes the values under each panel.
     """
+    from matplotlib.figure import Figure
+
     cells = np.asarray(puzzle)
     if cells.ndim != 3 or cells.shape[0] != cells.shape[1]:
         raise ValueError(f"A puzzle has the shape (row, column, position) with a square grid, got {cells.shape}.")
     figures = (
         cells.shape[2] <= len(_glyphs.ATTRIBUTES) and num_values <= _glyphs.MAX_VALUES and bool((cells >= 0).all())
     )
-    return _draw_grid(cells, num_values, figures, show_answer, title, caption, numbers)
-
-
-def _draw_grid(
-    cells: np.ndarray,
-    num_values: int,
-    figures: bool,
-    show_answer: bool,
-    title: str | None,
-    caption: str | None,
-    numbers: bool,
-) -> Any:
-    from matplotlib.figure import Figure
-
     grid, num_features = cells.shape[0], cells.shape[2]
     panel = 1.45 if figures else max(1.0, 0.42 * int(np.ceil(np.sqrt(num_features))) + 0.3)
     under = 0.32 if numbers and figures else 0.1
@@ -58,9 +48,7 @@ def _draw_grid(
     figure = Figure(figsize=(width, height), facecolor=_glyphs.PAPER)
     left = (width - grid * panel) / 2
     if title:
-        figure.text(
-            0.5, 1 - 0.22 / height, title, ha="center", va="center", fontsize=11, weight="bold", color=_glyphs.INK
-        )
+        figure.text(0.5, 1 - 0.22 / height, title, **CENTRED, fontsize=11, weight="bold", color=_glyphs.INK)
     for row in range(grid):
         for column in range(grid):
             bottom = height - head - row * (panel + under) - panel
@@ -79,11 +67,11 @@ def _draw_grid(
                     _draw_tiles(axes, cells[row, column], num_values, frame, paper)
                 label = "  ".join(str(value) for value in cells[row, column])
             if numbers and figures:
-                axes.text(0.5, -0.075, label.strip(), ha="center", va="center", fontsize=8.5, color="#5b6270")
+                axes.text(0.5, -0.075, label.strip(), **CENTRED, fontsize=8.5, color="#5b6270")
     if figures:
         _draw_legend(figure, num_features, num_values, foot, legend)
     if caption:
-        figure.text(0.5, 0.17 / height, caption, ha="center", va="center", fontsize=8.5, color="#5b6270")
+        figure.text(0.5, 0.17 / height, caption, **CENTRED, fontsize=8.5, color="#5b6270")
     return figure
 
 
@@ -94,7 +82,7 @@ def _draw_question(axes: Any) -> None:
     box = FancyBboxPatch((0.06, 0.06), 0.88, 0.88, boxstyle=style, facecolor="#f1f3f6", edgecolor=_glyphs.INK)
     box.set(linestyle=(0, (4, 3)), linewidth=1.4)
     axes.add_patch(box)
-    axes.text(0.5, 0.48, "?", ha="center", va="center", fontsize=34, weight="bold", color="#5b6270")
+    axes.text(0.5, 0.48, "?", **CENTRED, fontsize=34, weight="bold", color="#5b6270")
 
 
 def _draw_tiles(axes: Any, values: np.ndarray, num_values: int, colour: str, background: str) -> None:
@@ -116,7 +104,7 @@ def _draw_tiles(axes: Any, values: np.ndarray, num_values: int, colour: str, bac
         x, y = 0.09 + width * (k % side), 0.91 - height * (1 + k // side)
         tint = 0.55 + 0.45 * np.array(wheel(int(value) / num_values)[:3])
         axes.add_patch(Rectangle((x + 0.02, y + 0.02), width - 0.04, height - 0.04, facecolor=tint, edgecolor="none"))
-        axes.text(x + width / 2, y + height / 2, str(value), ha="center", va="center", fontsize=9, color=_glyphs.INK)
+        axes.text(x + width / 2, y + height / 2, str(value), **CENTRED, fontsize=9, color=_glyphs.INK)
 
 
 def _draw_legend(figure: Any, num_features: int, num_values: int, bottom: float, height: float) -> None:
@@ -128,9 +116,7 @@ def _draw_legend(figure: Any, num_features: int, num_values: int, bottom: float,
     axes.axis("off")
     step, first = 0.4, (width_inches - 4.0) / 2 + 0.95
     for value in range(num_values):
-        axes.text(
-            first + step * value, height - 0.17, str(value), ha="center", va="center", fontsize=8, color="#5b6270"
-        )
+        axes.text(first + step * value, height - 0.17, str(value), **CENTRED, fontsize=8, color="#5b6270")
     for k in range(num_features):
         y = height - 0.46 - 0.36 * k
         name = _glyphs.ATTRIBUTES[k]
@@ -202,18 +188,8 @@ def draw_function(
     figure = Figure(figsize=(8.6 if points is not None else 4.6, 4.4), facecolor="white")
     columns = 2 if points is not None else 1
     axes: Any = figure.add_subplot(1, columns, 1, projection="3d")
-    axes.plot_surface(
-        inputs[..., first],
-        inputs[..., second],
-        surface,
-        cmap="viridis",
-        vmin=0,
-        vmax=1,
-        rcount=61,
-        ccount=61,
-        linewidth=0,
-        antialiased=True,
-    )
+    smooth = {"rcount": 61, "ccount": 61, "linewidth": 0, "antialiased": True}
+    axes.plot_surface(inputs[..., first], inputs[..., second], surface, **HEIGHT, **smooth)
     axes.set(zlim=(0, 1), xlabel=f"x{first + 1}", ylabel=f"x{second + 1}", zlabel="f")
     # Stand at the low side, so that nothing hides behind a ridge.
     centred = inputs[..., (first, second)] - 0.5
@@ -232,20 +208,11 @@ def draw_function(
 
 def _scatter(figure: Any, points: np.ndarray, first: int, second: int) -> None:
     axes = figure.add_subplot(1, 2, 2)
-    shown = axes.scatter(
-        points[:-1, first],
-        points[:-1, second],
-        c=points[:-1, -1],
-        cmap="viridis",
-        vmin=0,
-        vmax=1,
-        s=60,
-        edgecolor=_glyphs.INK,
-        linewidth=0.6,
-    )
+    x, y, values = points[:-1, (first, second, -1)].T
+    shown = axes.scatter(x, y, c=values, **HEIGHT, s=60, edgecolor=_glyphs.INK, linewidth=0.6)
     x, y = points[-1, first], points[-1, second]
     axes.scatter([x], [y], s=190, color="white", edgecolor="#d55e00", linewidth=2, zorder=4)
-    axes.text(x, y - 0.004, "?", ha="center", va="center", fontsize=11, weight="bold", color="#d55e00", zorder=5)
+    axes.text(x, y - 0.004, "?", **CENTRED, fontsize=11, weight="bold", color="#d55e00", zorder=5)
     axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xlabel=f"x{first + 1}", ylabel=f"x{second + 1}", aspect="equal")
     axes.set_title("the points in context, and the hidden one", fontsize=9.5)
     figure.colorbar(shown, ax=axes, label="f(x)", fraction=0.046, pad=0.04)

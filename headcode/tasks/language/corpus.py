@@ -78,11 +78,9 @@ class TextFiles:
         found = []
         for folder, folders, names in os.walk(self.root):
             folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
-            found += [Path(folder) / name for name in names if self._fits(name)]
+            fitting = (name for name in fnmatch.filter(names, self.pattern) if not name.startswith("."))
+            found += [Path(folder) / name for name in fitting]
         return sorted((file for file in found if file.is_file()), key=lambda file: file.relative_to(self.root).parts)
-
-    def _fits(self, name: str) -> bool:
-        return not name.startswith(".") and fnmatch.fnmatch(name, self.pattern)
 
     def identity(self) -> dict[str, Any]:
         return {"kind": "files", "documents": [digest for _, digest in self._entries]}

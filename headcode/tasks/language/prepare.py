@@ -52,7 +52,10 @@ def prepare(
         chosen = _tokenizer(source, tokenizer, vocab_size, validation, say)
         with ShardWriter(folder / f".prepare-{os.getpid()}", chosen) as writer:
             _encode(source.documents(validation), writer, max_tokens, validation, say)
-            _refuse_nothing(writer.counts)
+            if writer.counts["train"]["tokens"] == 0:
+                raise ValueError(
+                    "No training text is left after the validation part; give more text or a smaller validation."
+                )
             return TokenShards(writer.finish(recipe, source.words()))
 
 
@@ -172,8 +175,3 @@ def _num_bytes(tokenizer: Tokenizer, tokens: np.ndarray, lengths: np.ndarray | N
         assert tokenizer.byte_lengths is not None
         lengths = tokenizer.byte_lengths[tokens]
     return int(lengths.sum())
-
-
-def _refuse_nothing(counts: dict[str, dict[str, int]]) -> None:
-    if counts["train"]["tokens"] == 0:
-        raise ValueError("No training text is left after the validation part; give more text or a smaller validation.")
