@@ -10,6 +10,7 @@ import headcode
 ROOT = Path(headcode.__file__).parent
 # Each room may import from itself and from rooms in earlier rows.
 ROWS = [
+    {"private_api"},
     {"files", "jit", "memory", "processes", "version"},
     {"config"},
     {"tasks", "ops"},

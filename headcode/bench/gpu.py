@@ -26,7 +26,7 @@ from headcode.bench.ops import Shape, inputs, split
 from headcode.bench.roofline import DEVICES, best_seconds, work
 from headcode.files import open_own
 from headcode.ops import METHODS, hyper_attention
-from headcode.ops.gpu_check import BOUNDS
+from headcode.ops.triton.checked import BOUNDS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHAPES = ("128,8,96,2", "128,16,36,4", "8,16,512,8", "4,16,2048,8", "4,16,2048,64")

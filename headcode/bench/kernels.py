@@ -117,18 +117,18 @@ def missing_compiler() -> str | None:
     """Why nothing can be compiled here, or None."""
     if importlib.util.find_spec("triton") is None:
         return "Compiling the GPU kernels needs Triton: pip install 'headcode[triton]' (on Linux)."
-    from headcode.ops import gpu
+    from headcode.ops.triton import backend
 
-    if gpu.INTERPRETED:
+    if backend.INTERPRETED:
         return "TRITON_INTERPRET is set, and kernels are interpreted then, not compiled; unset it."
     return None
 
 
 def launches(variant: Variant) -> dict[str, Any]:
     """Every launch of a forward and backward pass with a band, dropout, a padding mask and causality, on no device."""
-    from headcode.ops._gpu_plan import GpuCall
-    from headcode.ops._gpu_tuning import first_guess
     from headcode.ops.options import AttentionInputs, AttentionOptions
+    from headcode.ops.triton.plan import TritonCall
+    from headcode.ops.triton.tuning import first_guess
 
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if variant.tf32 else "highest")
@@ -151,7 +151,7 @@ def launches(variant: Variant) -> dict[str, Any]:
             dropout_seed=1,
             query_offset=0,
         )
-        call = GpuCall(AttentionInputs(q, k, v, mask, None, band), options, saved)
+        call = TritonCall(AttentionInputs(q, k, v, mask, None, band), options, saved)
         kinds = ["forward", "query", "key", "band"]
         if variant.norm == "softmax":
             kinds = ["log_sums", *kinds[:1], *([] if variant.value_net == "linear" else ["delta"]), *kinds[1:]]
@@ -173,7 +173,7 @@ def compile_launch(launch: Any, capability: int) -> Compiled:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from headcode.ops._gpu_plan import compile_options, load_kernel
+    from headcode.ops.triton.plan import compile_options, load_kernel
 
     kernel = load_kernel(launch.kernel)
     signature: dict[str, str] = {}

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,11 @@ class AttentionCall(NamedTuple):
     """The queries are another sequence than the keys, with positions of their own."""
     use: int
     """Which use of the layer in one pass this is: 0, unless a model applies it several times."""
+
+    def code_arguments(self) -> dict[str, Any]:
+        """What decides the codes beside q and k, as arguments of `hyper_attention` and `attention_codes`."""
+        names = ("mask", "bias", "relative_bias", "causal", "norm", "query_offset")
+        return {name: getattr(self, name) for name in names}
 
 
 class HyperAttention(nn.Module):
@@ -217,16 +222,11 @@ class HyperAttention(nn.Module):
             call.q,
             call.k,
             v,
-            mask=call.mask,
-            bias=call.bias,
-            relative_bias=call.relative_bias,
-            causal=call.causal,
-            norm=self.norm,
+            **call.code_arguments(),
             value_net=self.value_net,
             pooling=self.pooling,
             dropout=self.dropout if self.training else 0.0,
             dropout_seed=dropout_seed,
-            query_offset=call.query_offset,
             backend=self.backend,
         )
 

@@ -23,6 +23,7 @@ def edit_codes(model: nn.Module, edit: Edit, *, layers: int | Sequence[int] | No
     on to give the codes before the edit.
 
     Example:
+        >>> import torch
         >>> from headcode.nn import ModelConfig, Transformer
         >>> model = Transformer(ModelConfig(input_dim=5, output_dim=1, max_length=16))
         >>> with edit_codes(model, lambda layer, codes: codes * 0, layers=[0, 1]):
@@ -56,16 +57,7 @@ class _Editor:
 
     def __call__(self, call: AttentionCall, v: Tensor) -> Tensor:
         layer = self.numbers[call.use]
-        codes = attention_codes(
-            call.q,
-            call.k,
-            mask=call.mask,
-            bias=call.bias,
-            relative_bias=call.relative_bias,
-            causal=call.causal,
-            norm=call.norm,
-            query_offset=call.query_offset,
-        )
+        codes = attention_codes(call.q, call.k, **call.code_arguments())
         if layer in self.wanted:
             edited = self.edit(layer, codes)
             if not isinstance(edited, Tensor) or edited.shape != codes.shape:

@@ -139,7 +139,7 @@ def explain_backend(
     backend: str = "auto",
     **options: Any,
 ) -> BackendChoice:
-    """Which backend the same call of `hyper_attention` would take, why, and why not the others.
+    """Which backend `hyper_attention` would take with the same arguments, why, and why not the others.
 
     Example:
         >>> q = k = v = torch.randn(2, 8, 5, 4)

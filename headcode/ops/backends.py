@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from headcode.ops import cpu, gpu
+from headcode.ops import cpu
 from headcode.ops.options import Problem
+from headcode.ops.triton import backend as triton
 from headcode.private_api import forward_mode_active, functional_transforms_active
 
 logger = logging.getLogger("headcode")
@@ -36,7 +37,7 @@ def _serves_all(problem: Problem) -> str | None:
 
 # name -> the function that says why the backend cannot serve a problem (None: it can), best first.
 CANDIDATES: dict[str, Callable[[Problem], str | None]] = {
-    "triton": gpu.unsupported,
+    "triton": triton.unsupported,
     "cpu": cpu.unsupported,
     "chunked": _serves_all,
     "reference": _serves_all,
@@ -72,13 +73,13 @@ def _choose_automatically(problem: Problem, rule: str | None) -> BackendChoice:
         return _announce(BackendChoice("reference", f"the only one with a {rule}", rejected))
     rejected = {}
     for name in ("triton", "cpu"):
-        why = CANDIDATES[name](problem) or (gpu.avoided(problem) if name == "triton" else None)
+        why = CANDIDATES[name](problem) or (triton.avoided(problem) if name == "triton" else None)
         if why is None:
             return _announce(
                 _triton_if_right(problem) if name == "triton" else _fastest(name, _reason(problem), rejected)
             )
         rejected[name] = why
-    if gpu.has_no_kernels(problem.device):
+    if triton.has_no_kernels(problem.device):
         reason = "the fused kernels are for CPUs and NVIDIA GPUs; this one serves any device with bounded memory"
         return _announce(BackendChoice("chunked", reason, {**rejected, "reference": reason}), logging.WARNING)
     linear = problem.options.value_net == "linear"
@@ -95,14 +96,14 @@ def _choose_automatically(problem: Problem, rule: str | None) -> BackendChoice:
 
 def _triton_if_right(problem: Problem) -> BackendChoice:
     """The Triton kernels, unless they are known to differ from the reference on this device."""
-    from headcode.ops import gpu_check
+    from headcode.ops.triton import checked
 
     # What torch.compile traces must not depend on what happens to be known: the graph finds out when it runs.
-    outcome = None if torch.compiler.is_compiling() else gpu_check.outcome_for(problem)
+    outcome = None if torch.compiler.is_compiling() else checked.outcome_for(problem)
     fused = f"fused kernel for {problem.device}"
     if outcome is None:
         return _fastest("triton", f"{fused}, if it agrees with the reference at its first call here", {})
-    if outcome == gpu_check.AGREES:
+    if outcome == checked.AGREES:
         return _fastest("triton", f"{fused}; it was compared with the reference here, and agrees", {})
     reason = "it serves in place of the Triton kernels"
     rejected = {"triton": outcome, "cpu": str(CANDIDATES["cpu"](problem)), "reference": "chunked needs less memory"}

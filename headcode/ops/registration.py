@@ -19,8 +19,8 @@ from headcode.ops.registry import VALUE_NETS
 BACKENDS = {
     "chunked": "headcode.ops.chunked",
     "cpu": "headcode.ops.cpu",
-    "triton": "headcode.ops.gpu",
-    "checked": "headcode.ops.gpu_check",
+    "triton": "headcode.ops.triton.backend",
+    "checked": "headcode.ops.triton.checked",
 }
 """name -> module; imported at first use, so that a backend's own requirements are never needed before it is.
 `checked` is what `auto` takes for `triton`."""
@@ -42,6 +42,8 @@ def hyper_attention(inputs: AttentionInputs, options: AttentionOptions, backend:
 def compute(inputs: AttentionInputs, options: AttentionOptions, backend: str) -> tuple[Tensor, Tensor]:
     """The output (B, H, Tq, Dv), and what the backend keeps per query for the backward pass."""
     out, saved = _outputs(inputs, options, backend)
+    if _is_empty(inputs, out):
+        return out.zero_(), saved.zero_()
     _module(backend).forward(inputs, options, out=out, saved=saved)
     return out, saved
 
@@ -56,8 +58,15 @@ def compute_gradients(
     *biases_need_grad: bool,
 ) -> AttentionGradients:
     gradients = _gradients(inputs, *biases_need_grad)
+    if _is_empty(inputs, out):
+        return AttentionGradients(*(t if t is None else t.zero_() for t in gradients))  # type: ignore[arg-type]
     _module(backend).backward(grad, inputs, options, out=out, saved=saved, gradients=gradients)
     return gradients
+
+
+def _is_empty(inputs: AttentionInputs, out: Tensor) -> bool:
+    """Whether there is no output, or no key to sum over: backends need not care."""
+    return out.numel() == 0 or inputs.k.shape[2] == 0
 
 
 def _module(backend: str) -> ModuleType:

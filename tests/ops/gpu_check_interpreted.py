@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from headcode.jit import private_folder
-from headcode.ops import _gpu_plan, _gpu_tuning, chunked, explain_backend, gpu, gpu_check, hyper_attention
-from headcode.ops.gpu_check import AGREES, Kind, compare
+from headcode.ops import chunked, explain_backend, hyper_attention
+from headcode.ops.triton import backend as gpu
+from headcode.ops.triton import checked, plan, tuning
+from headcode.ops.triton.checked import AGREES, Kind, compare
 
 assert gpu.INTERPRETED
 HYLA = Kind("float32", 3, 2, 2, "rms_head", "relu", "sum", False, False, False, False)
@@ -30,8 +32,8 @@ def new_machine(monkeypatch, tmp_path):
 
 def new_process(monkeypatch):
     private_folder.cache_clear()
-    monkeypatch.setattr(gpu_check, "_outcomes", {})
-    monkeypatch.setattr(gpu_check, "_warned", False)
+    monkeypatch.setattr(checked, "_outcomes", {})
+    monkeypatch.setattr(checked, "_warned", False)
 
 
 def inputs(requires_grad=True):
@@ -41,12 +43,12 @@ def inputs(requires_grad=True):
 
 def wrong_epsilon(monkeypatch):
     """A kernel that is wrong: the same code with another constant in its norm."""
-    monkeypatch.setattr(_gpu_plan, "RMS_EPSILON", 0.1)
+    monkeypatch.setattr(plan, "RMS_EPSILON", 0.1)
 
 
 def wrong_values(monkeypatch):
     """A kernel that is wrong in one gradient alone."""
-    load = _gpu_plan.load_kernel
+    load = plan.load_kernel
 
     class Wrong:
         def __init__(self, kernel):
@@ -59,14 +61,12 @@ def wrong_values(monkeypatch):
 
             return launch
 
-    monkeypatch.setattr(
-        _gpu_plan, "load_kernel", lambda name: Wrong(load(name)) if name == "key_kernel" else load(name)
-    )
+    monkeypatch.setattr(plan, "load_kernel", lambda name: Wrong(load(name)) if name == "key_kernel" else load(name))
 
 
 def watch(monkeypatch, function):
     kinds = []
-    monkeypatch.setattr(gpu_check, "compare", lambda kind, device: kinds.append(kind) or function(kind, device))
+    monkeypatch.setattr(checked, "compare", lambda kind, device: kinds.append(kind) or function(kind, device))
     return kinds
 
 
@@ -105,10 +105,10 @@ WIDE = {"qk_width": 17, "v_width": 19, "norm": "softmax", "value_net": "linear"}
     [
         ("float32", EVERYTHING),
         ("bfloat16", WIDE),
-        *(pytest.param(name, {**WIDE, **EVERYTHING}, marks=pytest.mark.slow) for name in gpu_check.BOUNDS),
-        *(pytest.param(name, {**WIDE, "value_net": "gelu"}, marks=pytest.mark.slow) for name in gpu_check.BOUNDS),
-        *(pytest.param(name, {"norm": "none", "heads": 1}, marks=pytest.mark.slow) for name in gpu_check.BOUNDS),
-        *(pytest.param(name, {"heads": 1, **EVERYTHING}, marks=pytest.mark.slow) for name in gpu_check.BOUNDS),
+        *(pytest.param(name, {**WIDE, **EVERYTHING}, marks=pytest.mark.slow) for name in checked.BOUNDS),
+        *(pytest.param(name, {**WIDE, "value_net": "gelu"}, marks=pytest.mark.slow) for name in checked.BOUNDS),
+        *(pytest.param(name, {"norm": "none", "heads": 1}, marks=pytest.mark.slow) for name in checked.BOUNDS),
+        *(pytest.param(name, {"heads": 1, **EVERYTHING}, marks=pytest.mark.slow) for name in checked.BOUNDS),
     ],
 )
 def test_right_kernels_agree(arithmetic, changes):
@@ -168,9 +168,7 @@ def test_a_wrong_kernel_is_found_named_once_and_never_serves(wrong, what, monkey
 def test_a_kernel_that_fails_is_as_good_as_wrong_but_only_for_this_process(monkeypatch, caplog, compared):
     q, k, v = inputs()
     with monkeypatch.context() as patch:
-        patch.setattr(
-            _gpu_plan, "load_kernel", lambda name: (_ for _ in ()).throw(RuntimeError("no such\ninstruction"))
-        )
+        patch.setattr(plan, "load_kernel", lambda name: (_ for _ in ()).throw(RuntimeError("no such\ninstruction")))
         assert torch.equal(hyper_attention(q, k, v), hyper_attention(q, k, v, backend="chunked"))
         assert "it failed: RuntimeError: no such instruction" in caplog.records[0].getMessage()
     hyper_attention(q, k, v)
@@ -225,9 +223,9 @@ def test_a_folder_that_cannot_be_written_costs_the_memory_alone(agreed, monkeypa
 
 def test_another_driver_or_version_is_compared_anew(agreed, monkeypatch):
     q, k, v = inputs()
-    known = gpu_check.environment(CPU)
+    known = checked.environment(CPU)
     for change in ({}, {"driver": "12090"}, {"torch": "9.9"}, {"sources": "0"}, {"device": "another"}, {}):
-        monkeypatch.setattr(gpu_check, "environment", lambda device, change=change: {**known, **change})
+        monkeypatch.setattr(checked, "environment", lambda device, change=change: {**known, **change})
         new_process(monkeypatch)
         hyper_attention(q, k, v)
     assert len(agreed) == 5
@@ -272,20 +270,20 @@ def test_a_compiled_graph_finds_a_wrong_kernel_when_it_runs(monkeypatch):
 
 def test_nothing_is_compared_while_a_cuda_graph_is_captured(compared, monkeypatch):
     device = torch.device("cuda", 0)
-    monkeypatch.setattr(gpu_check, "environment", lambda device: {"device": "simulated"})
+    monkeypatch.setattr(checked, "environment", lambda device: {"device": "simulated"})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert not gpu_check.agrees(HYLA, device)
+    assert not checked.agrees(HYLA, device)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    assert not gpu_check.agrees(HYLA, device) and compared == []  # what ran forward must also run backward
+    assert not checked.agrees(HYLA, device) and compared == []  # what ran forward must also run backward
     new_process(monkeypatch)
-    monkeypatch.setattr(gpu_check, "compare", lambda kind, device: AGREES)
-    assert gpu_check.agrees(HYLA, device)
+    monkeypatch.setattr(checked, "compare", lambda kind, device: AGREES)
+    assert checked.agrees(HYLA, device)
 
 
 def test_the_comparison_takes_the_first_guess(monkeypatch):
     seen = []
     monkeypatch.setattr(gpu, "INTERPRETED", False)
     for part in ("forward", "backward"):
-        monkeypatch.setattr(gpu, part, lambda *tensors, **options: seen.append(_gpu_tuning.may_measure()))
+        monkeypatch.setattr(gpu, part, lambda *tensors, **options: seen.append(tuning.may_measure()))
     assert "the output differs from the reference's by nan" in compare(HYLA, CPU)  # nothing was written
-    assert seen == [False, False] and _gpu_tuning.may_measure()
+    assert seen == [False, False] and tuning.may_measure()

@@ -13,13 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_cpu_values import fused as fused_by
 from test_cpu_values import missed_by_plain, plain, relative_error, size
+from test_registration import check_compiled
 
-from headcode.ops import _gpu_plan, _gpu_tuning, explain_backend, gpu, hyper_attention, reference
-from headcode.ops._gpu_tuning import Tiles
+from headcode.ops import explain_backend, hyper_attention, reference
 from headcode.ops.dropout import keep_mask
 from headcode.ops.options import AttentionInputs, AttentionOptions
 from headcode.ops.registration import registered as forward_op
 from headcode.ops.registration import registered_backward as backward_op
+from headcode.ops.triton import backend as gpu
+from headcode.ops.triton import plan, tuning
+from headcode.ops.triton.tuning import Tiles
 
 assert gpu.INTERPRETED
 FORWARD_BOUND, GRADIENT_BOUND = 1e-4, 1e-3
@@ -29,7 +32,7 @@ NAMES = ("out", "q", "k", "v", "band")
 @pytest.fixture(autouse=True)
 def settings_of_the_library(monkeypatch):
     """Tests that set tiles or precision do so until they end."""
-    monkeypatch.setattr(_gpu_tuning, "first_guess", _gpu_tuning.first_guess)
+    monkeypatch.setattr(tuning, "first_guess", tuning.first_guess)
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
@@ -49,7 +52,7 @@ def use_tiles(queries, keys, matrix_units=False):
         chunks = (16 if call.qk_wide else 4, 16 if call.v_wide else 4)
         return Tiles(rows, rows if kind == "band" else cols, *chunks, 4)
 
-    _gpu_tuning.first_guess = tiles
+    tuning.first_guess = tiles
 
 
 fused = functools.partial(fused_by, backend=gpu)
@@ -178,7 +181,7 @@ def test_wide_heads_in_several_chunks(norm, value_net, matrix_units):
 def test_many_tiles_with_the_librarys_own_cut(norm, value_net, width, precision):
     """Longer than PACK_FROM_LENGTH, below which inputs are read where they are."""
     torch.set_float32_matmul_precision(precision)
-    keys = _gpu_plan.PACK_FROM_LENGTH + 3
+    keys = plan.PACK_FROM_LENGTH + 3
     mask = torch.rand(1, 1, 1, keys, generator=torch.Generator().manual_seed(1)) > 0.2
     options = options_of(37, keys, causal=True, norm=norm, value_net=value_net, dropout=0.1, dropout_seed=2**50 + 3)
     check(tensors_of(1, 5, 37, keys, width, width, mask), options)
@@ -246,9 +249,11 @@ def test_rms_head_over_one_head_keeps_the_little_gradient_that_is_left(value_net
 @pytest.mark.parametrize("shape", [(0, 2, 3, 5), (2, 3, 0, 5), (2, 3, 5, 0)])
 def test_nothing_to_do(shape):
     batch, heads, queries, keys = shape
-    tensors = tensors_of(batch, heads, queries, keys, 2, 3)
-    for result, like in zip(fused(*tensors, options_of(queries, keys)), (5, 0, 1, 2, 4), strict=True):
-        assert result.shape == tensors[like].shape and (result == 0).all()
+    q, k, v, _, band, grad = tensors_of(batch, heads, queries, keys, 2, 3)
+    wanted = [t.requires_grad_() for t in (q, k, v, band)]
+    out = hyper_attention(q, k, v, relative_bias=band, backend="triton")
+    for result, like in zip((out, *torch.autograd.grad(out, wanted, grad)), (grad, *wanted), strict=True):
+        assert result.shape == like.shape and (result == 0).all()
 
 
 def test_any_strides():
@@ -321,22 +326,7 @@ def test_opcheck(norm, value_net):
 
 
 def test_torch_compile_traces_the_op_by_its_fake_kernel():
-    torch._dynamo.reset()
-
-    def function(q, k, v, band, seed):
-        options = {"relative_bias": band, "causal": True, "dropout": 0.2, "dropout_seed": seed}
-        return hyper_attention(q, k, v, backend="triton", **options).sin()
-
-    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-    for seed in (1, 2**61):
-        torch.manual_seed(seed % 97)
-        inputs = [torch.randn(2, 3, 5, 2), torch.randn(2, 3, 7, 2), torch.randn(2, 3, 7, 4), torch.randn(3, 11)]
-        inputs = [t.requires_grad_() for t in inputs]
-        eager, traced = function(*inputs, seed), compiled(*inputs, seed)
-        torch.testing.assert_close(traced, eager)
-        expected = torch.autograd.grad(eager.sum(), inputs)
-        for actual, wanted in zip(torch.autograd.grad(traced.sum(), inputs), expected, strict=True):
-            torch.testing.assert_close(actual, wanted)
+    check_compiled("triton", "aot_eager", seeds=(1, 2**61))
 
 
 def test_the_public_op_takes_it_by_name_and_never_by_itself():
@@ -349,7 +339,7 @@ def test_the_public_op_takes_it_by_name_and_never_by_itself():
 
 
 def test_a_bias_gradient_that_nobody_needs_is_not_computed(monkeypatch):
-    monkeypatch.setattr(_gpu_plan.GpuCall, "band_gradient", lambda self: pytest.fail("computed"))
+    monkeypatch.setattr(plan.TritonCall, "band_gradient", lambda self: pytest.fail("computed"))
     q, k, v = (torch.randn(1, 2, 3, 2, requires_grad=True) for _ in range(3))
     hyper_attention(q, k, v, relative_bias=torch.randn(2, 5), backend="triton").sum().backward()
     assert q.grad is not None and k.grad is not None and v.grad is not None

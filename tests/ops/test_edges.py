@@ -13,12 +13,12 @@ from headcode.ops import (
     POOLINGS,
     attention_codes,
     explain_backend,
-    gpu,
     hyper_attention,
     linear_attention_recurrent,
 )
+from headcode.ops.triton.backend import INTERPRETED
 
-BACKENDS = ["triton"] if gpu.INTERPRETED else ["reference", "chunked", "cpu"]
+BACKENDS = ["triton"] if INTERPRETED else ["reference", "chunked", "cpu"]
 B, H, TQ, TK, D = 2, 3, 5, 7, 2
 SEEN = 5  # the keys from here on are hidden from every query
 KINDS = [("none", "linear"), ("rms_head", "relu"), ("softmax", "linear"), ("softmax", "silu")]
@@ -31,7 +31,7 @@ HIDE |= {
 CASES = [(hide, backend) for hide, backends in HIDE.items() for backend in backends]
 NAN, INF = math.nan, math.inf
 # Of a hidden key and its value; the interpreter is slow.
-CONTENTS = [(NAN, INF), (-INF, NAN), (0.5, NAN), (NAN, 0.5), (INF, INF)][: 2 if gpu.INTERPRETED else None]
+CONTENTS = [(NAN, INF), (-INF, NAN), (0.5, NAN), (NAN, 0.5), (INF, INF)][: 2 if INTERPRETED else None]
 
 
 def hidden_by(hide):
@@ -108,7 +108,7 @@ def test_a_query_that_sees_no_key_is_zero_whatever_it_holds(backend, norm, value
     for options, blind in (({"mask": blind_entry}, (slice(1, 2),)), (blind_rows, (slice(None), slice(None), slice(2)))):
         options = {"norm": norm, "value_net": value_net, "backend": backend, **options}
         clean = run(q, k, v, band, grad, **options)
-        for content in (NAN,) if gpu.INTERPRETED else (NAN, INF):
+        for content in (NAN,) if INTERPRETED else (NAN, INF):
             dirty_q, dirty_grad = q.clone(), grad.clone()
             dirty_q[blind], dirty_grad[blind] = content, content
             dirty = run(dirty_q, k, v, band, dirty_grad, **options)

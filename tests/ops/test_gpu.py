@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from headcode.bench import kernels
-from headcode.ops import _gpu_tuning, backends, explain_backend, gpu, gpu_check, hyper_attention
-from headcode.ops._gpu_tuning import Tiles, fastest, first_guess
+from headcode.ops import backends, explain_backend, hyper_attention
 from headcode.ops.backends import choose_backend
 from headcode.ops.options import AttentionInputs, AttentionOptions, Problem
+from headcode.ops.triton import backend as gpu
+from headcode.ops.triton import checked, tuning
+from headcode.ops.triton.tuning import Tiles, fastest, first_guess
 
 OPTIONS = AttentionOptions(
     causal=False,
@@ -51,9 +53,9 @@ class Properties:
 def nvidia(monkeypatch, tmp_path):
     """As on a machine with an A100, as far as the choice of a backend can see."""
     monkeypatch.setenv("HEADCODE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(gpu_check, "_outcomes", {})
-    monkeypatch.setattr(gpu_check, "_warned", False)
-    monkeypatch.setattr(gpu_check, "environment", functools.cache(gpu_check.environment.__wrapped__))
+    monkeypatch.setattr(checked, "_outcomes", {})
+    monkeypatch.setattr(checked, "_warned", False)
+    monkeypatch.setattr(checked, "environment", functools.cache(checked.environment.__wrapped__))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
     monkeypatch.setattr(gpu, "_HAS_TRITON", True)
@@ -73,17 +75,17 @@ def test_auto_takes_it_on_an_nvidia_gpu(nvidia):
 
 def test_auto_relies_on_it_only_where_it_agrees_with_the_reference(nvidia, monkeypatch, caplog, tmp_path):
     """`gpu_check_interpreted.py` has the comparison itself."""
-    kind = gpu_check.Kind("float32", 3, 4, 4, "rms_head", "relu", "sum", False, False, False, False)
+    kind = checked.Kind("float32", 3, 4, 4, "rms_head", "relu", "sum", False, False, False, False)
     another_kind = PROBLEM._replace(options=replace(OPTIONS, causal=True))
     device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    for outcome in ("the output differs", gpu_check.AGREES):
-        monkeypatch.setattr(gpu_check, "_outcomes", {})
+    for outcome in ("the output differs", checked.AGREES):
+        monkeypatch.setattr(checked, "_outcomes", {})
         monkeypatch.setenv("HEADCODE_CACHE_DIR", str(tmp_path / f"after {outcome}"))
-        monkeypatch.setattr(gpu_check, "compare", lambda kind, device, outcome=outcome: outcome)
-        assert gpu_check.agrees(kind, device) is (outcome == gpu_check.AGREES)
+        monkeypatch.setattr(checked, "compare", lambda kind, device, outcome=outcome: outcome)
+        assert checked.agrees(kind, device) is (outcome == checked.AGREES)
         choice = choose_backend(PROBLEM)
-        if outcome == gpu_check.AGREES:
+        if outcome == checked.AGREES:
             assert choice.name == "triton" and choice.reason.endswith("compared with the reference here, and agrees")
         else:
             assert choice.name == "chunked" and choice.rejected["triton"] == outcome
@@ -158,7 +160,7 @@ def test_on_a_cpu_it_is_refused_in_one_sentence():
 
 def test_importing_the_op_needs_neither_triton_nor_a_driver():
     code = (
-        "import sys, headcode.ops, headcode.ops.gpu, headcode.bench.gpu, headcode.bench.kernels\n"
+        "import sys, headcode.ops, headcode.ops.triton.backend, headcode.bench.gpu, headcode.bench.kernels\n"
         "assert 'triton' not in sys.modules"
     )
     subprocess.run(
@@ -172,7 +174,8 @@ import sys
 sys.modules["triton"] = None  # every import of it fails, and it is found nowhere
 import torch, headcode
 from headcode.bench.kernels import missing_compiler
-from headcode.ops import gpu, hyper_attention
+from headcode.ops import hyper_attention
+from headcode.ops.triton import backend as gpu
 q = torch.randn(2, 3, 5, 4, requires_grad=True)
 wanted, *found = (
     torch.autograd.grad(hyper_attention(q, q, q, backend=backend).square().sum(), q)[0]
@@ -202,10 +205,10 @@ def measured(monkeypatch):
     found = []
     tiles = [Tiles(16, 16, 16, 16, warps) for warps in (4, 8)]
     monkeypatch.setattr(CallOnAGpu, "q", SimpleNamespace(device=torch.device("cuda", 0)))
-    monkeypatch.setattr(_gpu_tuning, "_chosen", {})
-    monkeypatch.setattr(_gpu_tuning, "first_guess", lambda call, kind: tiles[0])
-    monkeypatch.setattr(_gpu_tuning, "candidates", lambda call, kind: tiles)
-    monkeypatch.setattr(_gpu_tuning, "fastest", lambda given, launch: found.append(list(given)) or given[-1])
+    monkeypatch.setattr(tuning, "_chosen", {})
+    monkeypatch.setattr(tuning, "first_guess", lambda call, kind: tiles[0])
+    monkeypatch.setattr(tuning, "candidates", lambda call, kind: tiles)
+    monkeypatch.setattr(tuning, "fastest", lambda given, launch: found.append(list(given)) or given[-1])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(gpu, "INTERPRETED", False)
     monkeypatch.delenv("HEADCODE_GPU_AUTOTUNE", raising=False)
@@ -213,23 +216,23 @@ def measured(monkeypatch):
 
 
 def test_tiles_are_measured_at_the_first_launch_of_a_kind_and_kept(measured):
-    chosen = [_gpu_tuning.choose(CallOnAGpu(), kind, None).warps for kind in ("forward", "forward", "key")]
+    chosen = [tuning.choose(CallOnAGpu(), kind, None).warps for kind in ("forward", "forward", "key")]
     assert chosen == [8, 8, 8] and len(measured) == 2
 
 
 def test_the_deterministic_switch_takes_the_first_guess(measured, monkeypatch):
     """Even if other tiles were measured before."""
-    assert _gpu_tuning.choose(CallOnAGpu(), "forward", None).warps == 8
+    assert tuning.choose(CallOnAGpu(), "forward", None).warps == 8
     torch.use_deterministic_algorithms(True)
     try:
-        assert _gpu_tuning.choose(CallOnAGpu(), "forward", None).warps == 4
+        assert tuning.choose(CallOnAGpu(), "forward", None).warps == 4
     finally:
         torch.use_deterministic_algorithms(False)
     monkeypatch.setenv("HEADCODE_GPU_AUTOTUNE", "0")
-    assert _gpu_tuning.choose(CallOnAGpu(), "forward", None).warps == 4
+    assert tuning.choose(CallOnAGpu(), "forward", None).warps == 4
     monkeypatch.delenv("HEADCODE_GPU_AUTOTUNE")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert _gpu_tuning.choose(CallOnAGpu(), "key", None).warps == 4  # a launch that is recorded cannot be timed
+    assert tuning.choose(CallOnAGpu(), "key", None).warps == 4  # a launch that is recorded cannot be timed
     assert len(measured) == 1
 
 
@@ -237,7 +240,7 @@ def test_tf32_is_on_request_by_either_of_torchs_switches():
     """In a process of its own: the older switch cannot be read, or put back, after the newer one was used."""
     code = """
 import torch
-from headcode.ops._gpu_tuning import float32_precision
+from headcode.ops.triton.tuning import float32_precision
 found = [float32_precision()]
 for precision in ("high", "medium", "highest"):
     torch.set_float32_matmul_precision(precision)
@@ -279,13 +282,13 @@ def test_tuning_takes_the_fastest_and_passes_over_what_does_not_fit():
 
 def test_the_first_guess_is_legal_for_all_sizes():
     """Powers of 2; on matrix units at least 16 on every side; diagonals of tiles are square."""
-    from headcode.ops._gpu_plan import GpuCall
+    from headcode.ops.triton.plan import TritonCall
 
     for heads in (1, 2, 3, 16, 17, 64):
         for width in (1, 4, 15, 16, 19, 128):
             for dtype in (torch.float32, torch.bfloat16):
                 q = torch.empty(1, heads, 7, width, dtype=dtype, device="meta")
-                call = GpuCall(AttentionInputs(q, q, q), OPTIONS, torch.empty(0))
+                call = TritonCall(AttentionInputs(q, q, q), OPTIONS, torch.empty(0))
                 for kind in ("log_sums", "forward", "delta", "query", "key", "band"):
                     tiles = first_guess(call, kind)
                     numbers = (tiles.queries, tiles.keys, tiles.qk_chunk, tiles.v_chunk, tiles.warps)

@@ -1,14 +1,14 @@
 """Pieces of the Triton kernels: the pairs of one tile, their scores, codes, and the way back through the norm.
 
-A tile is BQ queries × BK keys of one batch entry with all heads: (HP, BQ, BK), HP the heads padded to a power of 2.
-Heads, queries and keys beyond the real ones read as 0 and are never visible. `rows` and `cols` are query and key
-numbers; `*_heads` are pointers to the heads of one batch entry. Imported only when a kernel is launched or compiled.
+A tile is (HP, BQ, BK), HP the heads padded to a power of 2. Heads, queries and keys beyond the real ones read as 0 and
+are never visible. `rows` and `cols` are query and key numbers, lines either of them; `*_heads` are pointers to the
+heads of one batch entry, `*_lines` to the lines of those (HP, lines), `*_there` which of these are real.
 """
 
 import triton
 import triton.language as tl
 
-from headcode.ops.gpu import INTERPRETED as _INTERPRETED
+from headcode.ops.triton.backend import INTERPRETED as _INTERPRETED
 
 INTERPRETED = tl.constexpr(_INTERPRETED)
 
@@ -47,15 +47,50 @@ def visible_pairs(
     if CAUSAL:
         seen = seen & (cols[None, :] <= (rows + query_offset)[:, None])
     if MASKED:
-        places = rows.to(tl.int64)[:, None] * mask_q + cols.to(tl.int64)[None, :] * mask_k
-        seen = seen & (tl.load(mask + places, mask=seen, other=0) != 0)
+        offsets = rows.to(tl.int64)[:, None] * mask_q + cols.to(tl.int64)[None, :] * mask_k
+        seen = seen & (tl.load(mask + offsets, mask=seen, other=0) != 0)
     return seen
 
 
 @triton.jit
+def own_tile(num_lines, SIZE: tl.constexpr):
+    """This program's batch entry, and the first line of its tile."""
+    num_tiles = tl.cdiv(num_lines, SIZE)
+    return (tl.program_id(0) // num_tiles).to(tl.int64), (tl.program_id(0) % num_tiles) * SIZE
+
+
+@triton.jit
+def head_pointers(tensor, stride_b, stride_h, batch, heads):
+    """Where the heads of one batch entry begin: (HP,)."""
+    return tensor + batch * stride_b + heads.to(tl.int64) * stride_h
+
+
+@triton.jit
 def line_pointers(heads, lines, stride):
-    """Where the lines (queries or keys) of every head begin: (HP, lines)."""
+    """Where the lines of every head begin: (HP, lines)."""
     return heads[:, None] + lines.to(tl.int64)[None, :] * stride
+
+
+@triton.jit
+def lines_there(heads, lines, num_lines, H: tl.constexpr):
+    """Which heads and lines are real: (HP, lines)."""
+    return (heads < H)[:, None] & (lines < num_lines)[None, :]
+
+
+@triton.jit
+def query_offsets(batch, heads, rows, num_queries, H: tl.constexpr):
+    """Of every head's queries in a tensor (B, H, Tq): (HP, BQ)."""
+    return (batch * H + heads)[:, None] * num_queries + rows[None, :]
+
+
+@triton.jit
+def per_query(tensor, batch, heads, rows, num_queries, H: tl.constexpr, USED: tl.constexpr):
+    """The numbers of a tensor (B, H, Tq) for a tile's queries (HP, BQ), or zeros where it is not used."""
+    numbers = tl.zeros((heads.shape[0], rows.shape[0]), tl.float32)
+    if USED:
+        offsets = query_offsets(batch, heads, rows, num_queries, H)
+        numbers = tl.load(tensor + offsets, mask=lines_there(heads, rows, num_queries, H), other=0.0)
+    return numbers
 
 
 @triton.jit
@@ -106,10 +141,10 @@ def raw_scores(
 @triton.jit
 def band_of(band_heads, heads_there, rows, cols, num_queries, num_keys):
     """The relative bias of every pair: (HP, BQ, BK). Pairs outside the call read 0."""
-    places = cols[None, :] - rows[:, None] + (num_queries - 1)
+    offsets = cols[None, :] - rows[:, None] + (num_queries - 1)
     inside = (rows < num_queries)[:, None] & (cols < num_keys)[None, :]
     there = heads_there[:, None, None] & inside[None, :, :]
-    return tl.load(band_heads[:, None, None] + places[None, :, :], mask=there, other=0.0).to(tl.float32)
+    return tl.load(band_heads[:, None, None] + offsets[None, :, :], mask=there, other=0.0).to(tl.float32)
 
 
 @triton.jit

@@ -17,7 +17,12 @@ With MASKS (causal or a mask), whatever a pair that is not seen would multiply w
 import triton
 import triton.language as tl
 
-from headcode.ops._gpu_tiles import column, finite, multiply, spoil
+from headcode.ops.registry import GELU_CUBIC, GELU_SLOPE
+from headcode.ops.triton.tiles import column, finite, multiply, spoil
+
+TWICE_SLOPE = tl.constexpr(2 * GELU_SLOPE)
+CUBIC = tl.constexpr(GELU_CUBIC)
+THRICE_CUBIC = tl.constexpr(3 * GELU_CUBIC)
 
 
 @triton.jit
@@ -31,11 +36,11 @@ def activate(x, NET: tl.constexpr):
         value = x * sigmoid
         slope = sigmoid * (1.0 + x * (1.0 - sigmoid))
     elif NET == "gelu":
-        # With tanh(a) = 2σ(2a) - 1 the tanh form is x·σ(2a), a = sqrt(2/π)(x + 0.044715 x³).
+        # With tanh(a) = 2σ(2a) - 1 the tanh form is x·σ(2a), a = SLOPE · (x + CUBIC x³).
         square = x * x
-        sigmoid = tl.sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * square))
+        sigmoid = tl.sigmoid(x * TWICE_SLOPE * (1.0 + square * CUBIC))
         value = x * sigmoid
-        slope = sigmoid + value * (1.0 - sigmoid) * 1.5957691216057308 * (1.0 + 0.134145 * square)
+        slope = sigmoid + value * (1.0 - sigmoid) * TWICE_SLOPE * (1.0 + square * THRICE_CUBIC)
     else:
         value = x
         slope = tl.full(x.shape, 1.0, tl.float32)
@@ -53,16 +58,13 @@ def chunk(lines, stride, there, dims, DV: tl.constexpr, ORDER: tl.constexpr):
     """The given dims of every head's lines, in the axis order that ORDER names."""
     inside = dims < DV
     dims = dims * stride
-    if ORDER == "hld":
-        return tl.load(
-            lines[:, :, None] + dims[None, None, :], mask=there[:, :, None] & inside[None, None, :], other=0.0
-        )
-    elif ORDER == "hdl":
+    if ORDER == "hdl":
         return tl.load(
             lines[:, None, :] + dims[None, :, None], mask=there[:, None, :] & inside[None, :, None], other=0.0
         )
     else:
-        lines, there = tl.trans(lines), tl.trans(there)
+        if ORDER == "lhd":
+            lines, there = tl.trans(lines), tl.trans(there)
         return tl.load(
             lines[:, :, None] + dims[None, None, :], mask=there[:, :, None] & inside[None, None, :], other=0.0
         )
@@ -82,11 +84,11 @@ def store_chunk(lines, there, dims, D: tl.constexpr, values, ADD: tl.constexpr, 
     """Write, or with ADD add, `values` at the given dims of every head's lines; ORDER is `hld` or `lhd`."""
     if ORDER == "lhd":
         lines, there = tl.trans(lines), tl.trans(there)
-    places = lines[:, :, None] + dims[None, None, :]
+    pointers = lines[:, :, None] + dims[None, None, :]
     inside = there[:, :, None] & (dims < D)[None, None, :]
     if ADD:
-        values += tl.load(places, mask=inside, other=0.0)
-    tl.store(places, values.to(lines.dtype.element_ty), mask=inside)
+        values += tl.load(pointers, mask=inside, other=0.0)
+    tl.store(pointers, values.to(lines.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -126,21 +128,10 @@ def column_backward(codes, seen, grad_codes, v, grad, NET: tl.constexpr, WITH_V:
 
 @triton.jit
 def value_forward(
-    codes,
-    seen,
-    v_lines,
-    v_d,
-    v_there,
-    total,
-    out_lines,
-    out_there,
-    DV: tl.constexpr,
-    DVC: tl.constexpr,
-    NET: tl.constexpr,
-    WIDE: tl.constexpr,
-    MASKS: tl.constexpr,
+    codes, seen, v_lines, v_d, v_there, total, out_lines, out_there,
+    DV: tl.constexpr, DVC: tl.constexpr, NET: tl.constexpr, WIDE: tl.constexpr, MASKS: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """The tile's part of the output, added to `total` or, where one chunk does not hold all dims, to `out_lines`."""
     dims = tl.arange(0, DVC)
     if WIDE:
@@ -180,24 +171,10 @@ def value_forward(
 
 @triton.jit
 def value_backward(
-    codes,
-    seen,
-    v_lines,
-    v_d,
-    v_there,
-    grad_lines,
-    grad_d,
-    grad_there,
-    total,
-    grad_v_lines,
-    DV: tl.constexpr,
-    DVC: tl.constexpr,
-    NET: tl.constexpr,
-    WIDE: tl.constexpr,
-    WITH_V: tl.constexpr,
-    MASKS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    codes, seen, v_lines, v_d, v_there, grad_lines, grad_d, grad_there, total, grad_v_lines,
+    DV: tl.constexpr, DVC: tl.constexpr, NET: tl.constexpr, WIDE: tl.constexpr, WITH_V: tl.constexpr,
+    MASKS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """The gradient of the codes (HP, BQ, BK), and `total` with the tile's part of v's gradient if WITH_V."""
     dims = tl.arange(0, DVC)
     grad_codes = tl.zeros(codes.shape, tl.float32)

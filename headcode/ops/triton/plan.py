@@ -1,6 +1,6 @@
 """From a call to launches: arguments, compile-time constants, tiles, scratch memory.
 
-Kept apart from the kernels so that ahead-of-time compilation (`_gpu_compile`) sees exactly what a launch would pass.
+Kept apart from the kernels so that ahead-of-time compilation (`headcode bench kernels`) sees what a launch would pass.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headcode.ops import _gpu_tuning
 from headcode.ops import dropout as dropout_hash
-from headcode.ops._gpu_tuning import SMALLEST_PRODUCT, Tiles
 from headcode.ops.options import AttentionInputs, AttentionOptions
 from headcode.ops.registry import RMS_EPSILON
+from headcode.ops.triton import tuning
+from headcode.ops.triton.tuning import SMALLEST_PRODUCT, Tiles
 
 WIDE_FROM = SMALLEST_PRODUCT
 """Narrower heads go one dim at a time, without padding."""
@@ -39,7 +39,7 @@ class Launch(NamedTuple):
     tiles: Tiles
 
 
-class GpuCall:
+class TritonCall:
     """One call of the op in the kernels' terms."""
 
     def __init__(self, inputs: AttentionInputs, options: AttentionOptions, saved: Tensor) -> None:
@@ -50,7 +50,7 @@ class GpuCall:
         self.delta = saved
         self.batch, self.heads, self.queries, self.qk_width = q.shape
         self.keys, self.v_width = k.shape[2], v.shape[3]
-        self.precision = _gpu_tuning.float32_precision()
+        self.precision = tuning.float32_precision()
         # Float32 in full precision is not for matrix units; tiles of more heads do not fit beside them.
         on_matrix_units = (q.dtype != torch.float32 or self.precision != "ieee") and self.heads <= MOST_HEADS_WIDE
         self.qk_wide, self.v_wide = (on_matrix_units and w >= WIDE_FROM for w in (self.qk_width, self.v_width))
@@ -82,7 +82,7 @@ class GpuCall:
 
     def run(self, kind: str, **outputs: Tensor) -> None:
         """Choose tiles, launch, and bring float32 sums that did not fit on the chip to the outputs."""
-        tiles = _gpu_tuning.choose(self, kind, lambda candidate: self._start(kind, candidate, outputs))
+        tiles = tuning.choose(self, kind, lambda candidate: self._start(kind, candidate, outputs))
         for name, scratch in self._start(kind, tiles, outputs).items():
             outputs[name].copy_(scratch)
 
@@ -102,7 +102,7 @@ class GpuCall:
 
     def band_gradient(self) -> Tensor:
         """(H, Tq+Tk-1), float32."""
-        tiles = _gpu_tuning.choose(self, "band", lambda candidate: self._band_parts(candidate))
+        tiles = tuning.choose(self, "band", lambda candidate: self._band_parts(candidate))
         return sum_band(self._band_parts(tiles), self.queries, self.keys)
 
     def _band_parts(self, tiles: Tiles) -> Tensor:
@@ -216,9 +216,9 @@ def compile_options(tiles: Tiles) -> dict[str, Any]:
 
 
 def load_kernel(name: str) -> Any:
-    from headcode.ops import _gpu_kernels
+    from headcode.ops.triton import kernels
 
-    return getattr(_gpu_kernels, name)
+    return getattr(kernels, name)
 
 
 def sum_band(parts: Tensor, queries: int, keys: int) -> Tensor:

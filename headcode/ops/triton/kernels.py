@@ -8,19 +8,24 @@ because the others hold 65,535 at most. Offsets are 64 bits wide.
 import triton
 import triton.language as tl
 
-from headcode.ops._gpu_tiles import (
+from headcode.ops.triton.tiles import (
     band_of,
     codes_of,
     column,
     finite,
+    head_pointers,
     keep_pairs,
     line_pointers,
+    lines_there,
     multiply,
+    own_tile,
+    per_query,
+    query_offsets,
     raw_scores,
     scores_gradient,
     visible_pairs,
 )
-from headcode.ops._gpu_value import chunk, empty_sum, put_column, store_chunk, value_backward, value_forward
+from headcode.ops.triton.value_net import chunk, empty_sum, put_column, store_chunk, value_backward, value_forward
 
 # Numbers that change from call to call and must not make a new kernel each time.
 UNSPECIALISED = ["num_queries", "num_keys", "query_offset", "stream", "threshold"]
@@ -28,14 +33,16 @@ UNSPECIALISED = ["num_queries", "num_keys", "query_offset", "stream", "threshold
 
 @triton.jit
 def tile_scores(
-    q_lines, q_d, q_there, k_lines, k_d, k_there, band_heads, heads_there, rows, cols, num_queries, num_keys, scale,
-    D: tl.constexpr, DC: tl.constexpr, BAND: tl.constexpr, QK_WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    q_lines, q_d, q_there, k_lines, k_d, k_there, band_heads, heads_there, mask, mask_q, mask_k, rows, cols,
+    num_queries, num_keys, query_offset, scale, D: tl.constexpr, DC: tl.constexpr, CAUSAL: tl.constexpr,
+    MASKED: tl.constexpr, BAND: tl.constexpr, QK_WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Scores (HP, BQ, BK) with the relative bias in them."""
+    """Scores (HP, BQ, BK) with the relative bias in them, and the pairs that are seen (BQ, BK)."""
     scores = raw_scores(q_lines, q_d, q_there, k_lines, k_d, k_there, D, DC, QK_WIDE, PRECISION) * scale
     if BAND:
         scores += band_of(band_heads, heads_there, rows, cols, num_queries, num_keys)
-    return scores
+    seen = visible_pairs(mask, mask_q, mask_k, rows, cols, num_queries, num_keys, query_offset, CAUSAL, MASKED)
+    return scores, seen
 
 
 @triton.jit
@@ -65,29 +72,25 @@ def log_sums_kernel(
     QK_WIDE: tl.constexpr, PRECISION: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Softmax's first pass: the log of every query's sum of exponentials (B, H, Tq); 0 for a query that sees no key."""
-    tiles = tl.cdiv(num_queries, BQ)
-    batch = (tl.program_id(0) // tiles).to(tl.int64)
-    first_row = (tl.program_id(0) % tiles) * BQ
+    batch, first_row = own_tile(num_queries, BQ)
     heads = tl.arange(0, HP)
     heads_there = heads < H
     rows = first_row + tl.arange(0, BQ)
-    q_lines = line_pointers(q + batch * q_b + heads.to(tl.int64) * q_h, rows, q_t)
-    q_there = heads_there[:, None] & (rows < num_queries)[None, :]
-    k_heads = k + batch * k_b + heads.to(tl.int64) * k_h
+    q_lines = line_pointers(head_pointers(q, q_b, q_h, batch, heads), rows, q_t)
+    q_there = lines_there(heads, rows, num_queries, H)
+    k_heads = head_pointers(k, k_b, k_h, batch, heads)
     band_heads = band + heads.to(tl.int64) * band_h
     largest = tl.full((HP, BQ), float("-inf"), tl.float32)
     total = tl.zeros((HP, BQ), tl.float32)
     for first_col in range(0, key_end(first_row, num_queries, num_keys, query_offset, CAUSAL, BQ), BK):
         cols = first_col + tl.arange(0, BK)
-        k_there = heads_there[:, None] & (cols < num_keys)[None, :]
+        k_there = lines_there(heads, cols, num_keys, H)
         k_lines = line_pointers(k_heads, cols, k_t)
-        scores = tile_scores(
-            q_lines, q_d, q_there, k_lines, k_d, k_there, band_heads, heads_there, rows, cols,
-            num_queries, num_keys, scale, D, DC, BAND, QK_WIDE, PRECISION,
+        scores, seen = tile_scores(
+            q_lines, q_d, q_there, k_lines, k_d, k_there, band_heads, heads_there, mask + batch * mask_b, mask_q,
+            mask_k, rows, cols, num_queries, num_keys, query_offset, scale, D, DC, CAUSAL, MASKED, BAND, QK_WIDE,
+            PRECISION,
         )  # fmt: skip
-        seen = visible_pairs(
-            mask + batch * mask_b, mask_q, mask_k, rows, cols, num_queries, num_keys, query_offset, CAUSAL, MASKED
-        )
         scores = tl.where(seen[None, :, :], scores, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, 2))
         # Nothing seen yet: any finite number in place of -inf keeps the exponentials 0 instead of NaN.
@@ -95,8 +98,7 @@ def log_sums_kernel(
         total = total * tl.exp(largest - centre) + tl.sum(tl.exp(scores - centre[:, :, None]), 2)
         largest = new_largest
     result = tl.where(total > 0, largest + tl.log(tl.where(total > 0, total, 1.0)), 0.0)
-    places = (batch * H + heads)[:, None] * num_queries + rows[None, :]
-    tl.store(log_sums + places, result, mask=q_there)
+    tl.store(log_sums + query_offsets(batch, heads, rows, num_queries, H), result, mask=q_there)
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
@@ -110,35 +112,28 @@ def forward_kernel(
     RMS_EPSILON: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The output of one tile of queries."""
-    tiles = tl.cdiv(num_queries, BQ)
-    batch = (tl.program_id(0) // tiles).to(tl.int64)
-    first_row = (tl.program_id(0) % tiles) * BQ
+    batch, first_row = own_tile(num_queries, BQ)
     heads = tl.arange(0, HP)
     heads_there = heads < H
     rows = first_row + tl.arange(0, BQ)
-    q_there = heads_there[:, None] & (rows < num_queries)[None, :]
-    q_lines = line_pointers(q + batch * q_b + heads.to(tl.int64) * q_h, rows, q_t)
-    out_lines = line_pointers(out + batch * out_b + heads.to(tl.int64) * out_h, rows, out_t)
-    k_heads = k + batch * k_b + heads.to(tl.int64) * k_h
-    v_heads = v + batch * v_b + heads.to(tl.int64) * v_h
+    q_there = lines_there(heads, rows, num_queries, H)
+    q_lines = line_pointers(head_pointers(q, q_b, q_h, batch, heads), rows, q_t)
+    out_lines = line_pointers(head_pointers(out, out_b, out_h, batch, heads), rows, out_t)
+    k_heads = head_pointers(k, k_b, k_h, batch, heads)
+    v_heads = head_pointers(v, v_b, v_h, batch, heads)
     band_heads = band + heads.to(tl.int64) * band_h
-    sums = tl.zeros((HP, BQ), tl.float32)
-    if NORM == "softmax":
-        places = (batch * H + heads)[:, None] * num_queries + rows[None, :]
-        sums = tl.load(log_sums + places, mask=q_there, other=0.0)
+    sums = per_query(log_sums, batch, heads, rows, num_queries, H, NORM == "softmax")
     ORDER: tl.constexpr = "lhd" if V_WIDE and NET != "linear" else "hld"
     total = empty_sum(HP, BQ, DVC, ORDER)
     for first_col in range(0, key_end(first_row, num_queries, num_keys, query_offset, CAUSAL, BQ), BK):
         cols = first_col + tl.arange(0, BK)
-        k_there = heads_there[:, None] & (cols < num_keys)[None, :]
+        k_there = lines_there(heads, cols, num_keys, H)
         k_lines = line_pointers(k_heads, cols, k_t)
-        scores = tile_scores(
-            q_lines, q_d, q_there, k_lines, k_d, k_there, band_heads, heads_there, rows, cols,
-            num_queries, num_keys, scale, D, DC, BAND, QK_WIDE, PRECISION,
+        scores, seen = tile_scores(
+            q_lines, q_d, q_there, k_lines, k_d, k_there, band_heads, heads_there, mask + batch * mask_b, mask_q,
+            mask_k, rows, cols, num_queries, num_keys, query_offset, scale, D, DC, CAUSAL, MASKED, BAND, QK_WIDE,
+            PRECISION,
         )  # fmt: skip
-        seen = visible_pairs(
-            mask + batch * mask_b, mask_q, mask_k, rows, cols, num_queries, num_keys, query_offset, CAUSAL, MASKED
-        )
         codes, _ = codes_of(scores, sums, seen, keep_scale, H, NORM, RMS_EPSILON)
         factors = pair_factors(rows, cols, seen, query_offset, stream, threshold, keep_scale, DROPOUT)
         total = value_forward(
@@ -162,11 +157,10 @@ def tile_backward(
     PRECISION: tl.constexpr, RMS_EPSILON: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a tile's scores (with TO_CODES, codes × their gradients), and `total` with v's gradient added."""
-    scores = tile_scores(
-        q_lines, q_d, q_there, k_lines, k_d, k_there, band_heads, heads_there, rows, cols,
-        num_queries, num_keys, scale, D, DC, BAND, QK_WIDE, PRECISION,
+    scores, seen = tile_scores(
+        q_lines, q_d, q_there, k_lines, k_d, k_there, band_heads, heads_there, mask, mask_q, mask_k, rows, cols,
+        num_queries, num_keys, query_offset, scale, D, DC, CAUSAL, MASKED, BAND, QK_WIDE, PRECISION,
     )  # fmt: skip
-    seen = visible_pairs(mask, mask_q, mask_k, rows, cols, num_queries, num_keys, query_offset, CAUSAL, MASKED)
     codes, factor = codes_of(scores, sums, seen, keep_scale, H, NORM, RMS_EPSILON)
     factors = pair_factors(rows, cols, seen, query_offset, stream, threshold, keep_scale, DROPOUT)
     grad_codes, total = value_backward(
@@ -181,6 +175,48 @@ def tile_backward(
     return result, total
 
 
+@triton.jit
+def contract(gradient, numbers, OVER_KEYS: tl.constexpr):
+    """Σ over keys of gradient (HP, BQ, BK) × numbers (HP, BK), or over queries with numbers (HP, BQ)."""
+    if OVER_KEYS:
+        return tl.sum(gradient * numbers[:, None, :], 2)
+    else:
+        return tl.sum(gradient * numbers[:, :, None], 1)
+
+
+@triton.jit
+def add_product(
+    total, gradient, lines, stride, there, grad_lines, grad_there, scale,
+    D: tl.constexpr, DC: tl.constexpr, WIDE: tl.constexpr, OVER_KEYS: tl.constexpr, MASKS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`total` plus scale · gradient of the scores · k (of q unless OVER_KEYS); to memory if DC dims are not all."""
+    dims = tl.arange(0, DC)
+    if WIDE:
+        gradient = (gradient * scale).to(lines.dtype.element_ty)
+        if not OVER_KEYS:
+            gradient = tl.permute(gradient, (0, 2, 1))
+        for start in range(0, D, DC):
+            here = start + dims
+            part = multiply(gradient, finite(chunk(lines, stride, there, here, D, "hld"), MASKS), PRECISION)
+            if D <= DC:
+                total += part
+            else:
+                store_chunk(grad_lines, grad_there, here, D, part, True, "hld")
+    elif D <= DC:
+        for d in range(D):
+            part = contract(gradient, finite(column(lines, stride, there, d), MASKS), OVER_KEYS)
+            total = put_column(total, dims, d, part * scale)
+    else:
+        for start in range(0, D, DC):
+            chunk_total = tl.zeros(total.shape, tl.float32)
+            for d in range(start, tl.minimum(start + DC, D)):
+                part = contract(gradient, finite(column(lines, stride, there, d), MASKS), OVER_KEYS)
+                chunk_total = put_column(chunk_total, dims, d - start, part * scale)
+            store_chunk(grad_lines, grad_there, start + dims, D, chunk_total, True, "hld")
+    return total
+
+
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def query_kernel(
     q, k, v, mask, band, grad, log_sums, delta, grad_q,
@@ -193,32 +229,23 @@ def query_kernel(
     PRECISION: tl.constexpr, RMS_EPSILON: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The gradient of one tile of queries; with TO_CODES softmax's `delta`: Σ over keys of codes × gradients."""
-    tiles = tl.cdiv(num_queries, BQ)
-    batch = (tl.program_id(0) // tiles).to(tl.int64)
-    first_row = (tl.program_id(0) % tiles) * BQ
+    batch, first_row = own_tile(num_queries, BQ)
     heads = tl.arange(0, HP)
     heads_there = heads < H
-    dims = tl.arange(0, DC)
     rows = first_row + tl.arange(0, BQ)
-    q_there = heads_there[:, None] & (rows < num_queries)[None, :]
-    q_lines = line_pointers(q + batch * q_b + heads.to(tl.int64) * q_h, rows, q_t)
-    grad_lines = line_pointers(grad + batch * grad_b + heads.to(tl.int64) * grad_h, rows, grad_t)
-    out_lines = line_pointers(grad_q + batch * grad_q_b + heads.to(tl.int64) * grad_q_h, rows, grad_q_t)
-    k_heads = k + batch * k_b + heads.to(tl.int64) * k_h
-    v_heads = v + batch * v_b + heads.to(tl.int64) * v_h
+    q_there = lines_there(heads, rows, num_queries, H)
+    q_lines = line_pointers(head_pointers(q, q_b, q_h, batch, heads), rows, q_t)
+    grad_lines = line_pointers(head_pointers(grad, grad_b, grad_h, batch, heads), rows, grad_t)
+    out_lines = line_pointers(head_pointers(grad_q, grad_q_b, grad_q_h, batch, heads), rows, grad_q_t)
+    k_heads = head_pointers(k, k_b, k_h, batch, heads)
+    v_heads = head_pointers(v, v_b, v_h, batch, heads)
     band_heads = band + heads.to(tl.int64) * band_h
-    places = (batch * H + heads)[:, None] * num_queries + rows[None, :]
-    sums = tl.zeros((HP, BQ), tl.float32)
-    deltas = tl.zeros((HP, BQ), tl.float32)
-    if NORM == "softmax":
-        sums = tl.load(log_sums + places, mask=q_there, other=0.0)
-        if not TO_CODES:
-            deltas = tl.load(delta + places, mask=q_there, other=0.0)
+    sums = per_query(log_sums, batch, heads, rows, num_queries, H, NORM == "softmax")
+    deltas = per_query(delta, batch, heads, rows, num_queries, H, NORM == "softmax" and not TO_CODES)
     total = tl.zeros((HP, BQ, DC), tl.float32)
-    MASKS: tl.constexpr = CAUSAL or MASKED
     for first_col in range(0, key_end(first_row, num_queries, num_keys, query_offset, CAUSAL, BQ), BK):
         cols = first_col + tl.arange(0, BK)
-        k_there = heads_there[:, None] & (cols < num_keys)[None, :]
+        k_there = lines_there(heads, cols, num_keys, H)
         k_lines = line_pointers(k_heads, cols, k_t)
         gradient, _ = tile_backward(
             q_lines, q_d, q_there, k_lines, k_d, k_there, line_pointers(v_heads, cols, v_t), v_d, grad_lines, grad_d,
@@ -229,32 +256,17 @@ def query_kernel(
         )  # fmt: skip
         if TO_CODES:
             deltas += tl.sum(gradient, 2)
-        elif QK_WIDE:
-            gradient = (gradient * scale).to(k.dtype.element_ty)
-            for start in range(0, D, DC):
-                here = start + dims
-                part = multiply(gradient, finite(chunk(k_lines, k_d, k_there, here, D, "hld"), MASKS), PRECISION)
-                if D <= DC:
-                    total += part
-                else:
-                    store_chunk(out_lines, q_there, here, D, part, True, "hld")
-        elif D <= DC:
-            for d in range(D):
-                part = tl.sum(gradient * finite(column(k_lines, k_d, k_there, d), MASKS)[:, None, :], 2)
-                total = put_column(total, dims, d, part * scale)
         else:
-            for start in range(0, D, DC):
-                chunk_total = tl.zeros((HP, BQ, DC), tl.float32)
-                for d in range(start, tl.minimum(start + DC, D)):
-                    part = tl.sum(gradient * finite(column(k_lines, k_d, k_there, d), MASKS)[:, None, :], 2)
-                    chunk_total = put_column(chunk_total, dims, d - start, part * scale)
-                store_chunk(out_lines, q_there, start + dims, D, chunk_total, True, "hld")
+            total = add_product(
+                total, gradient, k_lines, k_d, k_there, out_lines, q_there, scale,
+                D, DC, QK_WIDE, True, CAUSAL or MASKED, PRECISION,
+            )  # fmt: skip
         if D > DC and not TO_CODES:
             tl.debug_barrier()
     if TO_CODES:
-        tl.store(delta + places, deltas, mask=q_there)
+        tl.store(delta + query_offsets(batch, heads, rows, num_queries, H), deltas, mask=q_there)
     elif D <= DC:
-        store_chunk(out_lines, q_there, dims, D, total, False, "hld")
+        store_chunk(out_lines, q_there, tl.arange(0, DC), D, total, False, "hld")
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
@@ -269,38 +281,30 @@ def key_kernel(
     PRECISION: tl.constexpr, RMS_EPSILON: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The gradients of one tile of keys and values."""
-    tiles = tl.cdiv(num_keys, BK)
-    batch = (tl.program_id(0) // tiles).to(tl.int64)
-    first_col = (tl.program_id(0) % tiles) * BK
+    batch, first_col = own_tile(num_keys, BK)
     heads = tl.arange(0, HP)
     heads_there = heads < H
-    dims = tl.arange(0, DC)
     cols = first_col + tl.arange(0, BK)
-    k_there = heads_there[:, None] & (cols < num_keys)[None, :]
-    k_lines = line_pointers(k + batch * k_b + heads.to(tl.int64) * k_h, cols, k_t)
-    v_lines = line_pointers(v + batch * v_b + heads.to(tl.int64) * v_h, cols, v_t)
-    grad_k_lines = line_pointers(grad_k + batch * grad_k_b + heads.to(tl.int64) * grad_k_h, cols, grad_k_t)
-    grad_v_lines = line_pointers(grad_v + batch * grad_v_b + heads.to(tl.int64) * grad_v_h, cols, grad_v_t)
-    q_heads = q + batch * q_b + heads.to(tl.int64) * q_h
-    grad_heads = grad + batch * grad_b + heads.to(tl.int64) * grad_h
+    k_there = lines_there(heads, cols, num_keys, H)
+    k_lines = line_pointers(head_pointers(k, k_b, k_h, batch, heads), cols, k_t)
+    v_lines = line_pointers(head_pointers(v, v_b, v_h, batch, heads), cols, v_t)
+    grad_k_lines = line_pointers(head_pointers(grad_k, grad_k_b, grad_k_h, batch, heads), cols, grad_k_t)
+    grad_v_lines = line_pointers(head_pointers(grad_v, grad_v_b, grad_v_h, batch, heads), cols, grad_v_t)
+    q_heads = head_pointers(q, q_b, q_h, batch, heads)
+    grad_heads = head_pointers(grad, grad_b, grad_h, batch, heads)
     band_heads = band + heads.to(tl.int64) * band_h
     total_k = tl.zeros((HP, BK, DC), tl.float32)
     ORDER: tl.constexpr = "lhd" if V_WIDE and NET != "linear" else "hld"
     total_v = empty_sum(HP, BK, DVC, ORDER)
-    MASKS: tl.constexpr = CAUSAL or MASKED
     start_row = 0
     if CAUSAL:
         start_row = tl.maximum(first_col - query_offset, 0) // BQ * BQ
     for first_row in range(start_row, num_queries, BQ):
         rows = first_row + tl.arange(0, BQ)
-        q_there = heads_there[:, None] & (rows < num_queries)[None, :]
+        q_there = lines_there(heads, rows, num_queries, H)
         q_lines = line_pointers(q_heads, rows, q_t)
-        sums = tl.zeros((HP, BQ), tl.float32)
-        deltas = tl.zeros((HP, BQ), tl.float32)
-        if NORM == "softmax":
-            places = (batch * H + heads)[:, None] * num_queries + rows[None, :]
-            sums = tl.load(log_sums + places, mask=q_there, other=0.0)
-            deltas = tl.load(delta + places, mask=q_there, other=0.0)
+        sums = per_query(log_sums, batch, heads, rows, num_queries, H, NORM == "softmax")
+        deltas = per_query(delta, batch, heads, rows, num_queries, H, NORM == "softmax")
         gradient, total_v = tile_backward(
             q_lines, q_d, q_there, k_lines, k_d, k_there, v_lines, v_d, line_pointers(grad_heads, rows, grad_t), grad_d,
             band_heads, heads_there, mask + batch * mask_b, mask_q, mask_k, sums, deltas, rows, cols, total_v,
@@ -308,30 +312,14 @@ def key_kernel(
             H, D, DC, DV, DVC, NORM, NET, CAUSAL, MASKED, BAND, DROPOUT, QK_WIDE, V_WIDE, True, False, PRECISION,
             RMS_EPSILON,
         )  # fmt: skip
-        if QK_WIDE:
-            gradient = tl.permute((gradient * scale).to(q.dtype.element_ty), (0, 2, 1))
-            for start in range(0, D, DC):
-                here = start + dims
-                part = multiply(gradient, finite(chunk(q_lines, q_d, q_there, here, D, "hld"), MASKS), PRECISION)
-                if D <= DC:
-                    total_k += part
-                else:
-                    store_chunk(grad_k_lines, k_there, here, D, part, True, "hld")
-        elif D <= DC:
-            for d in range(D):
-                part = tl.sum(gradient * finite(column(q_lines, q_d, q_there, d), MASKS)[:, :, None], 1)
-                total_k = put_column(total_k, dims, d, part * scale)
-        else:
-            for start in range(0, D, DC):
-                chunk_total = tl.zeros((HP, BK, DC), tl.float32)
-                for d in range(start, tl.minimum(start + DC, D)):
-                    part = tl.sum(gradient * finite(column(q_lines, q_d, q_there, d), MASKS)[:, :, None], 1)
-                    chunk_total = put_column(chunk_total, dims, d - start, part * scale)
-                store_chunk(grad_k_lines, k_there, start + dims, D, chunk_total, True, "hld")
+        total_k = add_product(
+            total_k, gradient, q_lines, q_d, q_there, grad_k_lines, k_there, scale,
+            D, DC, QK_WIDE, False, CAUSAL or MASKED, PRECISION,
+        )  # fmt: skip
         if D > DC or DV > DVC:
             tl.debug_barrier()
     if D <= DC:
-        store_chunk(grad_k_lines, k_there, dims, D, total_k, False, "hld")
+        store_chunk(grad_k_lines, k_there, tl.arange(0, DC), D, total_k, False, "hld")
     if DV <= DVC:
         store_chunk(grad_v_lines, k_there, tl.arange(0, DVC), DV, total_v, False, ORDER)
 
@@ -349,7 +337,7 @@ def band_kernel(
 ):  # fmt: skip
     """The gradient of the scores, summed over the square tiles of one diagonal and some batch entries.
 
-    Tiles (i, j) with the same j - i hold the same distances k - q at the same places, so that their sum is one tile;
+    Tiles (i, j) with the same j - i hold the same distances k - q at the same offsets, so that their sum is one tile;
     `parts` (groups, diagonals, H, BQ, BQ) is what is left to sum along diagonals within tiles.
     """
     query_tiles = tl.cdiv(num_queries, BQ)
@@ -371,25 +359,21 @@ def band_kernel(
         for tile in range(tl.maximum(-apart, 0), last_tile):
             rows = tile * BQ + tl.arange(0, BQ)
             cols = (tile + apart) * BK + tl.arange(0, BK)
-            q_there = heads_there[:, None] & (rows < num_queries)[None, :]
-            k_there = heads_there[:, None] & (cols < num_keys)[None, :]
-            sums = tl.zeros((HP, BQ), tl.float32)
-            deltas = tl.zeros((HP, BQ), tl.float32)
-            if NORM == "softmax":
-                places = (batch * H + heads)[:, None] * num_queries + rows[None, :]
-                sums = tl.load(log_sums + places, mask=q_there, other=0.0)
-                deltas = tl.load(delta + places, mask=q_there, other=0.0)
+            q_there = lines_there(heads, rows, num_queries, H)
+            k_there = lines_there(heads, cols, num_keys, H)
+            sums = per_query(log_sums, batch, heads, rows, num_queries, H, NORM == "softmax")
+            deltas = per_query(delta, batch, heads, rows, num_queries, H, NORM == "softmax")
             gradient, _ = tile_backward(
-                line_pointers(q + batch * q_b + heads.to(tl.int64) * q_h, rows, q_t), q_d, q_there,
-                line_pointers(k + batch * k_b + heads.to(tl.int64) * k_h, cols, k_t), k_d, k_there,
-                line_pointers(v + batch * v_b + heads.to(tl.int64) * v_h, cols, v_t), v_d,
-                line_pointers(grad + batch * grad_b + heads.to(tl.int64) * grad_h, rows, grad_t), grad_d,
+                line_pointers(head_pointers(q, q_b, q_h, batch, heads), rows, q_t), q_d, q_there,
+                line_pointers(head_pointers(k, k_b, k_h, batch, heads), cols, k_t), k_d, k_there,
+                line_pointers(head_pointers(v, v_b, v_h, batch, heads), cols, v_t), v_d,
+                line_pointers(head_pointers(grad, grad_b, grad_h, batch, heads), rows, grad_t), grad_d,
                 band_heads, heads_there, mask + batch * mask_b, mask_q, mask_k, sums, deltas, rows, cols, 0.0, parts,
                 num_queries, num_keys, query_offset, scale, stream, threshold, keep_scale,
                 H, D, DC, DV, DVC, NORM, NET, CAUSAL, MASKED, True, DROPOUT, QK_WIDE, V_WIDE, False, False, PRECISION,
                 RMS_EPSILON,
             )  # fmt: skip
             total += gradient
-    place = tl.program_id(0).to(tl.int64) * (H * BQ * BK)
+    offset = tl.program_id(0).to(tl.int64) * (H * BQ * BK)
     inner = heads[:, None, None] * (BQ * BK) + tl.arange(0, BQ)[None, :, None] * BK + tl.arange(0, BK)[None, None, :]
-    tl.store(parts + place + inner, total, mask=heads_there[:, None, None] & (tl.zeros((1, BQ, BK), tl.int32) == 0))
+    tl.store(parts + offset + inner, total, mask=heads_there[:, None, None] & (tl.zeros((1, BQ, BK), tl.int32) == 0))

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from headcode.ops import gpu
+from headcode.ops.triton import backend
 
 if TYPE_CHECKING:
-    from headcode.ops._gpu_plan import GpuCall
+    from headcode.ops.triton.plan import TritonCall
 
 logger = logging.getLogger("headcode")
 
@@ -43,7 +43,7 @@ class Tiles(NamedTuple):
     """At most so many for a thread; without it the compiler may rather spill a few than lower the occupancy."""
 
 
-def first_guess(call: GpuCall, kind: str) -> Tiles:
+def first_guess(call: TritonCall, kind: str) -> Tiles:
     """Tiles whose sums fit the registers, by shape alone; docs/gpu-kernels.md has what they compile to."""
     if call.qk_wide or call.v_wide:
         size = min(max(square_root(2 * PAIRS // call.padded_heads), SMALLEST_PRODUCT), LONGEST_TILE)
@@ -68,7 +68,7 @@ def square_root(power: int) -> int:
     return 1 << ((power.bit_length() - 1) // 2)
 
 
-def candidates(call: GpuCall, kind: str) -> list[Tiles]:
+def candidates(call: TritonCall, kind: str) -> list[Tiles]:
     """The first guess and its neighbours; few, because each is compiled."""
     guess = first_guess(call, kind)
     result = [guess, guess._replace(warps=guess.warps // 2), guess._replace(registers=None)]
@@ -86,7 +86,7 @@ MEASURING = ContextVar("MEASURING", default=True)
 """False where the first guess is to be taken: in the comparison with the reference, which is to be short."""
 
 
-def choose(call: GpuCall, kind: str, launch: Callable[[Tiles], Any]) -> Tiles:
+def choose(call: TritonCall, kind: str, launch: Callable[[Tiles], Any]) -> Tiles:
     """Measured once for each kind of call and process; a first guess where nothing can or may be measured.
 
     Other tiles add in another order, so that results differ in their last bits from one choice to the next. With
@@ -106,7 +106,7 @@ def choose(call: GpuCall, kind: str, launch: Callable[[Tiles], Any]) -> Tiles:
 def may_measure() -> bool:
     switched_off = os.environ.get("HEADCODE_GPU_AUTOTUNE", "1") == "0"
     switched_off = switched_off or not MEASURING.get()
-    return not (gpu.INTERPRETED or switched_off or torch.are_deterministic_algorithms_enabled())
+    return not (backend.INTERPRETED or switched_off or torch.are_deterministic_algorithms_enabled())
 
 
 def fastest(

@@ -1,9 +1,7 @@
 """The fused GPU backend: Triton kernels, no tensor of size Tq×Tk, all heads of a pair together, gradients recomputed.
 
-The kernels (`_gpu_kernels`, made of `_gpu_tiles` and `_gpu_value`) are imported and compiled at the first launch, never
-at import, and their tiles are chosen then (`_gpu_tuning`). Without a GPU they run under Triton's interpreter, with
-TRITON_INTERPRET=1 set before Python starts: that is how they are tested. They have never run on a GPU; docs/gpu.md says
-how to check them on one.
+Without a GPU the kernels run under Triton's interpreter, with TRITON_INTERPRET=1 set before Python starts: that is how
+they are tested. They have never run on a GPU; docs/gpu.md says how to check them on one.
 """
 
 from __future__ import annotations
@@ -85,13 +83,9 @@ def saved_shape(batch: int, heads: int, queries: int, norm: str) -> list[int]:
 
 def forward(inputs: AttentionInputs, options: AttentionOptions, *, out: Tensor, saved: Tensor) -> None:
     """Fill `out` (B, H, Tq, Dv) and, for softmax, `saved` (B, H, Tq)."""
-    from headcode.ops._gpu_plan import GpuCall
+    from headcode.ops.triton.plan import TritonCall
 
-    if out.numel() == 0 or inputs.k.shape[2] == 0:
-        out.zero_()
-        saved.zero_()
-        return
-    call = GpuCall(inputs, options, saved)
+    call = TritonCall(inputs, options, saved)
     if options.norm == "softmax":
         call.run("log_sums")
     call.run("forward", out=out)
@@ -109,14 +103,9 @@ def backward(
     gradients: AttentionGradients,
 ) -> None:
     """Fill the gradients of q, k, v and, where asked for, of the band."""
-    from headcode.ops._gpu_plan import GpuCall
+    from headcode.ops.triton.plan import TritonCall
 
-    if out.numel() == 0 or inputs.k.shape[2] == 0:
-        for gradient in gradients:
-            if gradient is not None:
-                gradient.zero_()
-        return
-    call = GpuCall(inputs, options, saved)
+    call = TritonCall(inputs, options, saved)
     two_layer = options.value_net != "linear"
     if options.norm == "softmax":
         call.delta = torch.empty_like(saved)

@@ -27,9 +27,10 @@ import torch
 from torch import Tensor
 
 from headcode.files import read_object, replace_file, to_json
-from headcode.jit import private_folder
-from headcode.ops import _gpu_plan, _gpu_tuning, chunked, gpu, reference
+from headcode.jit import private_folder, sources
+from headcode.ops import chunked, reference
 from headcode.ops.options import AttentionGradients, AttentionInputs, AttentionOptions, Problem
+from headcode.ops.triton import backend, plan, tuning
 from headcode.private_api import driver_version
 
 logger = logging.getLogger("headcode")
@@ -58,16 +59,15 @@ class Kind(NamedTuple):
     dropout: bool
 
 
-def saved_shape(batch: int, heads: int, queries: int, norm: str) -> list[int]:
-    return gpu.saved_shape(batch, heads, queries, norm)
+saved_shape = backend.saved_shape
 
 
 def forward(inputs: AttentionInputs, options: AttentionOptions, *, out: Tensor, saved: Tensor) -> None:
     """Fill `out` (B, H, Tq, Dv) and `saved`."""
-    backend = _backend(inputs, options)
-    if backend is chunked:
+    chosen = _backend(inputs, options)
+    if chosen is chunked:
         saved.fill_(float("nan"))
-    backend.forward(inputs, options, out=out, saved=saved)
+    chosen.forward(inputs, options, out=out, saved=saved)
 
 
 def backward(grad: Tensor, inputs: AttentionInputs, options: AttentionOptions, **buffers: Any) -> None:
@@ -76,7 +76,7 @@ def backward(grad: Tensor, inputs: AttentionInputs, options: AttentionOptions, *
 
 
 def _backend(inputs: AttentionInputs, options: AttentionOptions) -> ModuleType:
-    return gpu if agrees(kind_of(Problem.of(inputs, options)), inputs.q.device) else chunked
+    return backend if agrees(kind_of(Problem.of(inputs, options)), inputs.q.device) else chunked
 
 
 def kind_of(problem: Problem) -> Kind:
@@ -220,21 +220,21 @@ def _by_kernels(
         return None if t is None else torch.full_like(t, float("nan"))
 
     gradients = AttentionGradients(*map(unwritten, (inputs.q, inputs.k, inputs.v, None, inputs.relative_bias)))
-    out, shape = unwritten(grad), gpu.saved_shape(BATCH, kind.heads, QUERIES, kind.norm)
+    out, shape = unwritten(grad), backend.saved_shape(BATCH, kind.heads, QUERIES, kind.norm)
     saved = torch.full(shape, float("nan"), dtype=torch.float32, device=device)
-    before = _gpu_tuning.MEASURING.set(False)
+    before = tuning.MEASURING.set(False)
     try:
-        gpu.forward(inputs, options, out=out, saved=saved)
-        gpu.backward(grad, inputs, options, out=out, saved=saved, gradients=gradients)
+        backend.forward(inputs, options, out=out, saved=saved)
+        backend.backward(grad, inputs, options, out=out, saved=saved, gradients=gradients)
     finally:
-        _gpu_tuning.MEASURING.reset(before)
+        tuning.MEASURING.reset(before)
     return [t for t in (out, *gradients) if t is not None]
 
 
 def _arithmetic(problem: Problem) -> str:
     widest = max(problem.qk_width, problem.v_width)
-    on_matrix_units = problem.heads <= _gpu_plan.MOST_HEADS_WIDE and widest >= _gpu_plan.WIDE_FROM
-    if problem.dtype == torch.float32 and on_matrix_units and _gpu_tuning.float32_precision() == "tf32":
+    on_matrix_units = problem.heads <= plan.MOST_HEADS_WIDE and widest >= plan.WIDE_FROM
+    if problem.dtype == torch.float32 and on_matrix_units and tuning.float32_precision() == "tf32":
         return "tf32"
     return str(problem.dtype).removeprefix("torch.")
 
@@ -248,7 +248,7 @@ def environment(device: torch.device) -> dict[str, str]:
         name = f"{properties.name} (compute capability {properties.major}.{properties.minor})"
         driver = driver_version()
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sources("ops"):
         digest.update(path.name.encode() + path.read_bytes())
     versions = {"torch": torch.__version__, "triton": importlib.metadata.version("triton")}
     return {"device": name, "driver": driver, **versions, "sources": digest.hexdigest()}
