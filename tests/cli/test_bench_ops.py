@@ -61,7 +61,7 @@ def test_a_wrong_kernel_is_not_timed(tmp_path, capsys, monkeypatch, part):
 
     def wrong(*arguments, **options):
         right(*arguments, **options)
-        buffer = options["out"] if part == "forward" else options["grad_k"]
+        buffer = options["out"] if part == "forward" else options["gradients"].k
         buffer[..., -1, -1] *= 1.01
 
     monkeypatch.setattr(cpu, part, wrong)
