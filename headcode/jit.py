@@ -14,6 +14,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import pickle
 import stat
 import sys
 import tempfile
@@ -101,7 +102,7 @@ class _KernelCache:
         # Whatever a file raises, the kernel can be compiled.
         with contextlib.suppress(Exception):
             if path := self._path(signature, target_context.codegen()):
-                return private_api.unpickle_kernel(target_context, _read_sealed(path))
+                return private_api.rebuild_kernel(target_context, pickle.loads(_read_sealed(path)))
         return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:

@@ -6,7 +6,6 @@ version lacks is mended here. Neither package is imported before it is needed.
 
 from __future__ import annotations
 
-import pickle
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,10 +31,11 @@ def pickle_kernel(compiled: Any) -> bytes | None:
     return None if held else serialize.dumps(compiled._reduce())
 
 
-def unpickle_kernel(target_context: Any, payload: bytes) -> Any:
+def rebuild_kernel(target_context: Any, reduced: Any) -> Any:
+    """The compiled kernel of what `pickle_kernel` put into bytes."""
     from numba.core.compiler import CompileResult
 
-    return CompileResult._rebuild(target_context, *pickle.loads(payload))
+    return CompileResult._rebuild(target_context, *reduced)
 
 
 def array_data(context: Any, builder: Any, array_type: Any, array: Any) -> Any:

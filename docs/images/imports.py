@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 
 DOCS = Path(__file__).parents[1]
 PACKAGE = DOCS.parent / "headcode"
-GROUND = {"files", "jit", "memory", "processes", "version", "private_api"}
+GROUND = {"files", "jit", "memory", "private_api", "processes", "version"}
 """Small modules that any room may use; drawn as one."""
 
 
@@ -53,7 +53,7 @@ def reachable(graph, room):
 
 def draw(graph, path):
     rows = {}
-    for room in sorted(graph):
+    for room in sorted(graph, key=lambda room: (room == "presets", room)):  # where its arrows cross least
         rows.setdefault(rank(graph, room), []).append(room)
     place = {}
     for height, rooms in rows.items():
@@ -64,7 +64,7 @@ def draw(graph, path):
         implied = set().union(*(reachable(graph, other) for other in others))
         for other in sorted(others - implied):
             (x, y), (to_x, to_y) = place[room], place[other]
-            bend = 0 if y - to_y < 1.5 else 0.25
+            bend = 0 if y - to_y < 1.5 else -0.9 if other == "presets" else 0.3
             style = {"arrowstyle": "-|>", "color": "0.45", "linewidth": 1, "connectionstyle": f"arc3,rad={bend}"}
             axes.annotate("", (to_x, to_y + 0.27), (x, y - 0.27), arrowprops=style)
     for room, (x, y) in place.items():

@@ -4,7 +4,10 @@ Example: headcode bench ops --out bench
 """
 
 import importlib
+import importlib.util
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 KINDS = {
@@ -16,7 +19,7 @@ KINDS = {
     "train": ("headcode.bench.train", "Train", "A training step against plain eager PyTorch, and where its time goes."),
     "lm": ("headcode.bench.lm", "Lm", "Tokens per second of language models against a Hugging Face Llama."),
     "gpu": ("headcode.bench.gpu", "Gpu", "Are the Triton kernels right on this GPU, how fast, how near the roofline."),
-    "kernels": ("headcode.bench.kernels", "Kernels", "Compile the Triton kernels without a GPU: registers, spills."),
+    "kernels": ("benchmarks/kernels.py", "Kernels", "Compile the Triton kernels without a GPU: registers, spills."),
     "tasks": ("headcode.bench.tasks", "Tasks", "Speed, ceilings, ambiguity and baselines of the tasks."),
 }
 
@@ -31,8 +34,23 @@ def parse(arguments: Sequence[str]) -> Any:
     kind = arguments[0]
     if kind not in KINDS:
         raise ValueError(f"There is nothing called {kind!r} to measure; choose one of: {', '.join(KINDS)}.")
-    module = importlib.import_module(KINDS[kind][0])
+    module = _load(KINDS[kind][0])
     return parse_with_tyro(getattr(module, KINDS[kind][1]), f"bench {kind}", module.__doc__ or "", list(arguments[1:]))
+
+
+def _load(name: str) -> Any:
+    """A module of the package, or a file of the repository: what only its developers need is not in the wheel."""
+    if not name.endswith(".py"):
+        return importlib.import_module(name)
+    path = Path(__file__).parents[2] / name
+    if not path.is_file():
+        raise ValueError(f"This measurement is {name} in the repository, and not part of an installed headcode.")
+    spec = importlib.util.spec_from_file_location(f"benchmarks.{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 def _overview() -> str:

@@ -10,7 +10,7 @@ import torch
 from headcode.bench import gpu, roofline
 from headcode.bench.measure import medians
 from headcode.bench.ops import Shape
-from headcode.cli import main
+from headcode.cli import bench, main
 
 
 @pytest.mark.parametrize("arguments", [["ops", "--device", "cuda"], ["gpu"]])
@@ -31,6 +31,14 @@ def test_kernels_are_not_compiled_where_they_are_interpreted():
     command = [sys.executable, "-m", "headcode", "bench", "kernels"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TRITON_INTERPRET": "1"})
     assert done.returncode == 2 and "unset it" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_measurement_of_the_repository_is_not_in_an_installed_package(monkeypatch, capsys):
+    monkeypatch.setitem(bench.KINDS, "kernels", ("benchmarks/gone.py", "Kernels", ""))
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "kernels"])
+    assert stop.value.code == 2
+    assert "is benchmarks/gone.py in the repository, and not part of an installed headcode" in capsys.readouterr().err
 
 
 def test_work_counted_by_hand():

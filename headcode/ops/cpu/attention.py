@@ -47,10 +47,6 @@ def unsupported(problem: Problem) -> str | None:
 
 def forward(inputs: AttentionInputs, options: AttentionOptions, *, out: Tensor, saved: Tensor) -> None:
     """Fill `out` (B, H, Tq, Dv) and, for softmax, `saved` (B, H, Tq)."""
-    if out.numel() == 0 or inputs.k.shape[2] == 0:
-        out.zero_()
-        saved.zero_()
-        return
     plan, program = _bind(inputs, options, {"out": out, "saved": saved})
     plan.run_forward(program)
     if _may_leak(inputs, options, out):
@@ -67,11 +63,6 @@ def backward(
     gradients: AttentionGradients,
 ) -> None:
     """Fill the gradients of q, k, v and, where asked for, of the band."""
-    if out.numel() == 0 or inputs.k.shape[2] == 0:
-        for gradient in gradients:
-            if gradient is not None:
-                gradient.zero_()
-        return
     buffers = {"grad_q": gradients.q, "grad_k": gradients.k, "grad_v": gradients.v}
     tensors = {"out": out, "saved": saved, "grad": grad.resolve_neg(), **buffers}
     plan, program = _bind(inputs, options, tensors, gradients.relative_bias is not None)

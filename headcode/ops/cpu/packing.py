@@ -74,13 +74,19 @@ def tile_offset(column, j, block, n):  # type: ignore[no-untyped-def]
 
 
 @stage
+def _keys_of_block(tensor, b, key, p, width, padded):  # type: ignore[no-untyped-def]
+    """How many keys a block has, the offset of the first, and how many of them can be transposed in whole squares."""
+    count = min(p.keys - key, p.block)
+    num_joined = count // LANES * LANES if _joined(tensor, p.heads, width, padded) else 0
+    return count, b * tensor.batch + key * tensor.length, num_joined
+
+
+@stage
 def pack_tile(target, tensor, b, key, p, width, padded, visible, like):  # type: ignore[no-untyped-def]
     """The block of keys from `key` on; zero for padding dims, for keys past the end and for masked keys."""
     source = array_at(tensor.address, target)
     block, step, n = p.block, tensor.length, len(like)
-    count = min(p.keys - key, block)
-    base = b * tensor.batch + key * step
-    num_joined = count // LANES * LANES if _joined(tensor, p.heads, width, padded) else 0
+    count, base, num_joined = _keys_of_block(tensor, b, key, p, width, padded)
     for j in range(0, num_joined, LANES):
         for d in range(0, p.heads * width, LANES):
             no_unroll()
@@ -104,9 +110,7 @@ def unpack_tile(tensor, source, b, key, p, width, padded, like):  # type: ignore
     """The other way, without padding."""
     target = array_at(tensor.address, source)
     block, step, n = p.block, tensor.length, len(like)
-    count = min(p.keys - key, block)
-    base = b * tensor.batch + key * step
-    num_joined = count // LANES * LANES if _joined(tensor, p.heads, width, padded) else 0
+    count, base, num_joined = _keys_of_block(tensor, b, key, p, width, padded)
     for j in range(0, num_joined, LANES):
         for d in range(0, p.heads * width, LANES):
             no_unroll()
