@@ -159,7 +159,7 @@ DEFAULT_PRESETS = {"logic": "logic", "sraven": "sraven", "lm": "lm-small"}
 for _name, _task in TASKS.items():
     if _name not in DEFAULT_PRESETS:
         DEFAULT_PRESETS[_name] = _name
-        PRESETS[_name] = functools.partial(_plain_run, _task)
+        PRESETS.setdefault(_name, functools.partial(_plain_run, _task))
 
 
 def preset(name: str) -> RunConfig:

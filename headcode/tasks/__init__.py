@@ -1,4 +1,4 @@
-"""The two tasks that measure compositional generalisation, exact and fast: fuzzy logic and SRAVEN; and language."""
+"""The tasks: fuzzy logic and SRAVEN, which measure compositional generalisation, and language modelling."""
 
 import importlib.metadata
 import warnings

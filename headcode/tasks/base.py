@@ -88,7 +88,8 @@ class Task(Config):
     name: ClassVar[str]
     """The word for the task on the command line and in files."""
     task_id: ClassVar[int]
-    """The task's own part of the random addresses; never used twice."""
+    """The task's own part of the random addresses, 0..255 and never used twice: 1 to 3 are headcode's, 200 to 249 are for
+    other packages, 250 to 255 for tests."""
     version: ClassVar[int]
     """Version of the generator: raised whenever the bytes of any instance change."""
     objective: ClassVar[str]

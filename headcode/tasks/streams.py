@@ -27,6 +27,7 @@ from collections.abc import Sequence
 import numpy as np
 
 STREAMS = {"train": 1, "iid": 2, "compositional": 3, "novel": 4, "parts": 5, "split": 6, "fixed": 7}
+MAX_ID = 2**8 - 1
 MAX_BOUND = 2**32 - 1
 MAX_SEED = 2**64 - 1
 MAX_INSTANCE = 2**63 - 1
@@ -40,6 +41,10 @@ class Stream:
     task: int
     version: int
     name: str
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.task <= MAX_ID and 0 <= self.version <= MAX_ID):
+            raise ValueError(f"task_id and version must lie in 0..{MAX_ID}, got {self.task} and {self.version}.")
 
     def words(self, numbers: np.ndarray | Sequence[int], count: int) -> np.ndarray:
         """The first `count` 32-bit words of each of the numbered instances, (len(numbers), count) uint32."""

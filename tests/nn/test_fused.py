@@ -9,8 +9,8 @@ from headcode.nn import RelativeBias
 from headcode.nn import fused as fused_module
 from headcode.nn import transformer as transformer_module
 from headcode.ops import METHODS
+from headcode.ops.cpu import NET_CODES, NORM_CODES, block_plan
 from headcode.ops.cpu import block as block_module
-from headcode.ops.cpu import block_plan
 from tests.support.models import distance, exact, make, run
 
 SERVED = ("softmax", "linear", "linear_rms", "hyla", "hyla_unnormed", "hyla_deep_linear", "softmax_hyla")
@@ -19,14 +19,25 @@ SERVED = ("softmax", "linear", "linear_rms", "hyla", "hyla_unnormed", "hyla_deep
 @pytest.mark.parametrize("feedforward", ["gelu", "swiglu"])
 @pytest.mark.parametrize("method", SERVED)
 def test_every_method_and_feedforward(method, feedforward, fused):
-    model = make(method=method, feedforward=feedforward, attention_dropout=0.1)
+    check_block(fused, METHODS[method].norm, method=method, feedforward=feedforward)
+
+
+@pytest.mark.parametrize("value_net", NET_CODES)
+@pytest.mark.parametrize("norm", NORM_CODES)
+def test_every_norm_and_value_net_of_the_kernels(norm, value_net, fused):
+    check_block(fused, norm, norm=norm, value_net=value_net)
+
+
+def check_block(fused, used_norm, **choices):
+    """Output and gradients of a fused block against float64, op by op."""
+    model = make(**choices, attention_dropout=0.1)
     x = torch.randn(3, 11, 5)
     out, gradients = run(model, x, slice(-4, -1))
     assert fused == [True, True]
     expected, expected_gradients = run(exact(model), x.double(), slice(-4, -1))
     assert distance(out, expected) < 1e-5
     # A softmax does not see what is added to all keys of a query: the gradient is 0 but for rounding.
-    without_gradient = [n for n in gradients if "key_proj.bias" in n] if METHODS[method].norm == "softmax" else []
+    without_gradient = [n for n in gradients if "key_proj.bias" in n] if used_norm == "softmax" else []
     for name, gradient in gradients.items():
         if name in without_gradient:
             assert gradient.norm() < 1e-5 * gradients[name.replace("bias", "weight")].norm()

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from headcode.ops import backends, explain_backend, hyper_attention
+from headcode.ops import backends, cpu, explain_backend, hyper_attention
 
 q = torch.randn(2, 3, 5, 4)
 
@@ -20,8 +20,8 @@ def test_auto_takes_the_fused_kernel_where_it_can():
     padding = torch.ones(2, 1, 1, 5, dtype=torch.bool)
     band = torch.zeros(3, 9)
     options = {"mask": padding, "relative_bias": band, "causal": True, "dropout": 0.1, "dropout_seed": 0}
-    for norm in ("none", "rms_head", "softmax"):
-        for value_net in ("linear", "deep_linear", "relu", "gelu", "silu"):
+    for norm in cpu.NORM_CODES:
+        for value_net in cpu.NET_CODES:
             assert explain_backend(q, q, q, norm=norm, value_net=value_net, **options).name == "cpu"
     assert explain_backend(q.double(), q.double(), q.double()).name == "cpu"
 
@@ -29,7 +29,7 @@ def test_auto_takes_the_fused_kernel_where_it_can():
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"norm": "softmax_head"}, "norms none, rms_head, softmax, not softmax_head"),
+        ({"norm": "softmax_head"}, f"norms {', '.join(cpu.NORM_CODES)}, not softmax_head"),
         ({"value_net": "tanh"}, "not tanh"),
         ({"pooling": "max"}, "pools by sum, not by max"),
         ({"mask": torch.ones(5, 5, dtype=torch.bool)}, "causal and per key"),

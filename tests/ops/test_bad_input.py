@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headcode.ops import attention_codes, explain_backend, hyper_attention, linear_attention_recurrent
+from headcode.ops import NORMS, attention_codes, explain_backend, hyper_attention, linear_attention_recurrent
 
 
 def good():
@@ -86,7 +86,7 @@ def valid_calls(draw):
         "q": torch.ones(batch, heads, queries, qk_width, dtype=dtype),
         "k": torch.ones(batch, heads, keys, qk_width, dtype=dtype),
         "v": torch.ones(batch, heads, keys, v_width, dtype=dtype),
-        "norm": draw(st.sampled_from(["softmax", "none", "rms_head", "layer_head"])),
+        "norm": draw(st.sampled_from(sorted(NORMS))),
         "value_net": value_net,
         "pooling": draw(st.sampled_from(["sum", "mean", "max"])),
         "backend": draw(st.sampled_from(["auto", "reference", "chunked"])),

@@ -10,6 +10,7 @@ import torch
 
 from headcode import HyperAttention, ModelConfig, Transformer
 from headcode.ops import (
+    NORMS,
     POOLINGS,
     attention_codes,
     explain_backend,
@@ -83,7 +84,7 @@ def test_what_a_hidden_key_holds_reaches_nothing(hide, backend, norm, value_net)
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if b in ("reference", "chunked")])
 def test_hidden_bias_and_every_pooling_and_norm(backend, pooling):
     q, k, v, _, grad = numbers()
-    for norm in ("rms_head", "softmax", "softmax_head", "layer_head"):
+    for norm in NORMS:
         options = {"norm": norm, "value_net": "tanh", "backend": backend, "pooling": pooling, **hidden_by("boolean")}
         bias = torch.randn(1, H, TQ, TK, generator=torch.Generator().manual_seed(4))
         found = []
@@ -134,7 +135,7 @@ def test_a_later_key_reaches_no_earlier_query_and_is_not_hidden_from_its_own(bac
 
 def test_codes_of_hidden_pairs_are_zero_and_pass_no_gradient():
     q, k, *_ = numbers()
-    for norm in ("none", "rms_head", "softmax", "softmax_head", "layer_head"):
+    for norm in NORMS:
         for hide in HIDE:
             found = []
             for content in (0.5, NAN, INF):

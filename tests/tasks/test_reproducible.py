@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headcode.tasks import TASKS, FuzzyLogic, SRaven
+from headcode.tasks.streams import Stream
 from tests.support import GOLDENS
 
 PINS = json.loads((GOLDENS / "tasks_fingerprints.json").read_text())
@@ -24,9 +25,19 @@ def test_the_bytes_are_pinned(pin):
     assert task.fingerprint(pin["split"], pin["count"], pin["start"]) == pin["sha256"]
 
 
-def test_pins_cover_every_split_of_both_tasks():
+def test_pins_cover_every_split_of_every_task_that_draws_its_instances():
     pinned = {(pin["task"], pin["split"]) for pin in PINS}
-    assert pinned == {(task.name, split) for task in (FuzzyLogic(), SRaven()) for split in task.splits}
+    drawn = [kind() for kind in TASKS.values() if not kind.reads_text]
+    assert {FuzzyLogic(), SRaven()} <= set(drawn)
+    assert pinned == {(task.name, split) for task in drawn for split in task.splits}
+
+
+def test_tasks_have_random_addresses_of_their_own():
+    ids = [kind.task_id for kind in TASKS.values()]
+    assert len(set(ids)) == len(ids)
+    for task, version in ((256, 1), (1, 256), (-1, 1)):
+        with pytest.raises(ValueError, match=f"task_id and version must lie in 0..255, got {task} and {version}"):
+            Stream(seed=0, task=task, version=version, name="train")
 
 
 def test_the_version_is_part_of_the_hash_and_of_the_streams(monkeypatch):
