@@ -117,7 +117,7 @@ def _warn_of_former_names(cls: type[Config], values: Mapping[str, Any]) -> dict[
     for former in cls.former_names.keys() & values.keys():
         words = f"{cls.__name__}.{former} is called {cls.former_names[former]} now."
         warnings.warn(words, DeprecationWarning, stacklevel=4)
-    return {cls.former_names.get(name, name): value for name, value in values.items()}
+    return cls.with_current_names(values)
 
 
 def _unknown_keys(cls: type, unknown: list[str]) -> str:

@@ -24,6 +24,11 @@ import numpy as np
 from filelock import lock_descriptor
 from numpy.lib import format as npy
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 LARGEST_TEXT = 2**29
 """Bytes of a text, a table or a JSON file; the longest records of runs have a few million."""
 DEEPEST_JSON = 64
@@ -107,10 +112,18 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock now; no, where there is no such file or none of ours."""
+    """Whether a process holds the lock now; no, where there is no such file or none of ours.
+
+    Looking takes a shared lock where the system has one: others who look do not see it, and it needs no right to write.
+    """
     try:
-        with open_own(path, "r+") as file:
-            return not lock_descriptor(file.fileno(), blocking=False)
+        with open_own(path, "r" if fcntl else "r+") as file:
+            if fcntl is None:
+                return not lock_descriptor(file.fileno(), blocking=False)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except BlockingIOError:
+        return True
     except OSError:
         return False
 

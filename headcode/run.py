@@ -159,6 +159,9 @@ def _derived(task: Task, auxiliary_weight: float) -> dict[str, Any]:
 
 def model_for(task: Task, *, auxiliary_weight: float = 0.0, **settings: Any) -> ModelConfig:
     """A ModelConfig with the task's inputs, outputs and length, and heads for its auxiliary targets if they count."""
+    if "hint" in settings:
+        warnings.warn("hint is called auxiliary_weight now.", DeprecationWarning, stacklevel=2)
+        auxiliary_weight = settings.pop("hint")
     return ModelConfig(**_derived(task, auxiliary_weight), **settings)
 
 
@@ -218,7 +221,7 @@ def known_fields(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any
     for former in RunConfig.former_names.keys() & changes.keys():
         warnings.warn(f"{former} is called {RunConfig.former_names[former]} now.", DeprecationWarning, stacklevel=3)
     flat = fields_of(config)
-    found = {RunConfig.former_names.get(name, name): value for name, value in changes.items()}
+    found = RunConfig.with_current_names(changes)
     if unknown := [name for name in found if name not in flat]:
         raise ValueError(
             f"A {config.task.name} run has no field {', '.join(map(repr, unknown))}; it has: {', '.join(sorted(flat))}."

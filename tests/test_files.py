@@ -13,6 +13,7 @@ import pytest
 
 from headcode import files
 from headcode.files import (
+    is_locked,
     is_plain_name,
     open_own,
     parse_json,
@@ -21,6 +22,7 @@ from headcode.files import (
     read_npz,
     read_object,
     read_text,
+    take_lock,
     temporary_folder,
 )
 
@@ -244,3 +246,17 @@ def test_a_temporary_folder_on_a_full_disk_names_the_disk(tmp_path, monkeypatch)
     monkeypatch.setattr(os, "mkdir", full)
     with pytest.raises(OSError, match="No space left on device"), temporary_folder("test"):
         pass
+
+
+def test_looking_at_a_lock_is_seen_by_nobody_and_needs_no_right_to_write(tmp_path):
+    path = tmp_path / ".lock"
+    with take_lock(path):
+        path.chmod(0o444)
+        assert is_locked(path)
+    assert not is_locked(path)
+    if hasattr(os, "O_NOFOLLOW"):  # where the system has shared locks: another who looks at the same moment
+        import fcntl
+
+        with open(path) as other:
+            fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            assert not is_locked(path)

@@ -47,6 +47,8 @@ def test_a_renamed_field_keeps_the_hash_of_its_runs():
 def test_both_names_at_once_are_refused():
     with pytest.raises(ValueError, match="RunConfig has auxiliary_weight twice, under its former name too"):
         RunConfig.from_dict({**preset("logic").to_dict(), "hint": 0.0})
+    with pytest.warns(DeprecationWarning), pytest.raises(ValueError, match="has auxiliary_weight twice"):
+        override(preset("sraven-fast"), auxiliary_weight=0.25, hint=1.0)
 
 
 def test_code_with_former_names_works_and_is_warned():
@@ -68,6 +70,7 @@ def test_code_with_former_names_works_and_is_warned():
         (lambda: headcode.train.hint_loss, headcode.train.auxiliary_loss),
         (lambda: LossContext(None, model, batch, fast.task, 0, 0, 0.25).hint, 0.25),
         (lambda: len(model(batch.x, hints=True)[1]), 2),
+        (lambda: model_for(fast.task, hint=1.0, **sizes), model_for(fast.task, auxiliary_weight=1.0, **sizes)),
     ):
         with pytest.warns(DeprecationWarning, match=r"is called auxiliary\w* now"):
             assert use() == expected

@@ -42,8 +42,9 @@ def _load(name: str) -> Any:
     """A module of the package, or a file of the repository: what only its developers need is not in the wheel."""
     if not name.endswith(".py"):
         return importlib.import_module(name)
-    path = Path(__file__).parents[2] / name
-    if not path.is_file():
+    root = Path(__file__).parents[2]
+    path = root / name
+    if not ((root / "pyproject.toml").is_file() and path.is_file()):
         raise ValueError(f"This measurement is {name} in the repository, and not part of an installed headcode.")
     spec = importlib.util.spec_from_file_location(f"benchmarks.{path.stem}", path)
     assert spec is not None

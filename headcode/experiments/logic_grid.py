@@ -10,8 +10,8 @@ from headcode.report.style import PAGE_WIDTH, canvas, save
 from headcode.sweep import grid
 
 # Named here, so that a norm that is added to the package adds no runs to a finished experiment.
-NORMS = ("softmax", "none", "rms_head", "softmax_head", "layer_head")
-VALUE_NETS = ("linear", "deep_linear", "relu", "gelu", "silu", "tanh", "swiglu")
+NORMS: tuple[str, ...] = ("softmax", "none", "rms_head", "softmax_head", "layer_head")
+VALUE_NETS: tuple[str, ...] = ("linear", "deep_linear", "relu", "gelu", "silu", "tanh", "swiglu")
 
 
 class LogicGrid(Experiment):
@@ -26,9 +26,9 @@ class LogicGrid(Experiment):
 
     def runs(self, scale: Scale) -> NamedConfigs:
         base = at_one_rate(scale, steps=2000, eval_every=1000)
-        norms, nets = (
-            (NORMS, VALUE_NETS) if scale != "smoke" else (("softmax", "rms_head"), ("linear", "relu", "swiglu"))
-        )
+        norms, nets = NORMS, VALUE_NETS
+        if scale == "smoke":
+            norms, nets = ("softmax", "rms_head"), ("linear", "relu", "swiglu")
         yield from grid(base, norm=norms, value_net=nets)
 
     def tables(self, study: Study) -> list[Table]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headcode.experiments.base import Row
-from headcode.files import parse_json, read_bytes, read_json, replace_file, to_json
+from headcode.files import locked, parse_json, read_bytes, read_json, replace_file, to_json
 from headcode.run import RunConfig, fields_of, get_field
 from headcode.sweep import config_hash
 from headcode.sweep.status import is_finished, result_row
@@ -32,8 +32,10 @@ def add_records(runs: Iterable[Path], table: Path) -> int:
             recorded = identity in known and unpack(known[identity], Path(folder, identity), config)
             if not recorded and is_finished(run, config) and not _has_paths(config):
                 new[identity] = _pack(run, identity)
-    if new:
-        table.parent.mkdir(parents=True, exist_ok=True)
+    if not new:
+        return 0
+    table.parent.mkdir(parents=True, exist_ok=True)
+    with locked(table.parent / ".lock"):
         lines = read_bytes(table).splitlines() if table.exists() else []
         kept = [line for line in lines if not line.startswith(tuple(map(_start, new)))]
         replace_file(table, b"".join(line + b"\n" for line in sorted([*kept, *new.values()])))

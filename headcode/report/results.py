@@ -13,7 +13,7 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from headcode.files import is_number, is_there, parse_json, read_text
@@ -208,10 +208,9 @@ def estimate(values: Sequence[Any]) -> Estimate | None:
 
 def t_half_width(values: Sequence[float]) -> float | None:
     """Half the width of Student's 95 % interval of the values' mean; None for a single value."""
-    count, mean = len(values), sum(values) / len(values)
-    if count == 1 or not math.isfinite(mean):
+    count = len(values)
+    if count == 1 or not all(map(math.isfinite, values)):
         return None
     from scipy.stats import t
 
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
-    return float(t.ppf(0.975, count - 1)) * deviation / math.sqrt(count)
+    return float(t.ppf(0.975, count - 1)) * stdev(values) / math.sqrt(count)

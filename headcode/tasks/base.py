@@ -24,6 +24,14 @@ from headcode.config import Config
 from headcode.memory import aligned
 from headcode.tasks.streams import MAX_INSTANCE, MAX_SEED, Stream
 
+FORMER_NAMES = {
+    "hints": "auxiliary_targets",
+    "questions": "auxiliary",
+    "hint_dims": "auxiliary_dims",
+    "companions": "run_files",
+    "recall": "read_run_files",
+}
+"""Of a task's attributes, and what they are called now."""
 NOT_ASKED = -100  # the class that cross-entropy leaves out
 
 
@@ -88,8 +96,8 @@ class Task(Config):
     name: ClassVar[str]
     """The word for the task on the command line and in files."""
     task_id: ClassVar[int]
-    """The task's own part of the random addresses, 0..255 and never used twice: 1 to 3 are headcode's, 200 to 249 are for
-    other packages, 250 to 255 for tests."""
+    """The task's own part of the random addresses, 0..255 and never used twice: 1 to 3 are headcode's, 200 to 249 are
+    for other packages, 250 to 255 for tests."""
     version: ClassVar[int]
     """Version of the generator: raised whenever the bytes of any instance change."""
     objective: ClassVar[str]
@@ -127,7 +135,7 @@ class Task(Config):
             raise ValueError(f"seed must lie in 0..2**64-1, got {self.seed}.")
 
     def __getattr__(self, name: str) -> Any:
-        now = {"hints": "auxiliary_targets", "questions": "auxiliary", "hint_dims": "auxiliary_dims"}.get(name)
+        now = FORMER_NAMES.get(name)
         if now is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         warnings.warn(f"Task.{name} is called {now} now.", DeprecationWarning, stacklevel=2)

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -146,8 +147,16 @@ class Learner:
         return x.to(self.device, self.dtype if x.is_floating_point() else x.dtype, non_blocking=True)
 
     def _predict(
-        self, forward: Callable[..., Any], x: Tensor, dropout_seed: int | None = None, auxiliary: bool = False
+        self,
+        forward: Callable[..., Any],
+        x: Tensor,
+        dropout_seed: int | None = None,
+        auxiliary: bool = False,
+        hints: bool | None = None,
     ) -> Any:
+        if hints is not None:
+            warnings.warn("hints is called auxiliary now.", DeprecationWarning, stacklevel=2)
+            auxiliary = hints
         bf16 = self.config.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
             prediction = forward(

@@ -13,6 +13,7 @@ from headcode.report.results import (
     read_results,
     select,
     sort_rows,
+    t_half_width,
     varying_fields,
 )
 from headcode.sweep.table import to_csv
@@ -161,3 +162,8 @@ def test_files_that_are_no_results(tmp_path):
     (tmp_path / "results.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="is not text in UTF-8"):
         read_results(tmp_path)
+
+
+def test_equal_scores_have_an_interval_of_no_width():
+    assert t_half_width([0.1] * 3) == 0.0
+    assert t_half_width([0.7] * 3) == 0.0

@@ -43,7 +43,7 @@ def variants(tasks: Callable[..., None]) -> dict[str, Any]:
 def _kernel(tasks: Callable[..., None], variant: str) -> Any:
     like, numbers = VARIANTS[variant]
 
-    @njit(key=(tasks.__name__, variant))
+    @njit(key=(tasks.__module__, tasks.__name__, variant))
     def kernel(address):  # type: ignore[no-untyped-def]
         tasks(address, like, numbers)
 
