@@ -47,7 +47,10 @@ def test_a_renamed_field_keeps_the_hash_of_its_runs():
 def test_both_names_at_once_are_refused():
     with pytest.raises(ValueError, match="RunConfig has auxiliary_weight twice, under its former name too"):
         RunConfig.from_dict({**preset("logic").to_dict(), "hint": 0.0})
-    with pytest.warns(DeprecationWarning), pytest.raises(ValueError, match="has auxiliary_weight twice"):
+    with (
+        pytest.warns(DeprecationWarning, match="hint is"),
+        pytest.raises(ValueError, match="has auxiliary_weight twice"),
+    ):
         override(preset("sraven-fast"), auxiliary_weight=0.25, hint=1.0)
 
 
