@@ -17,6 +17,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from headcode.files import is_number, is_there, parse_json, read_text
+from headcode.run import RunConfig
 from headcode.sweep.words import split_values, value_of
 
 Row = dict[str, Any]
@@ -39,8 +40,17 @@ def read_results(path: str | Path) -> list[Row]:
         raise ValueError(f"{file} is not a CSV file: {error}.") from None
     if any("…" in row or None in row.values() for row in table):
         raise ValueError(f"{file} is not a table of results: its lines have different lengths.")
-    rows = [{column: _value(column, cell) for column, cell in row.items()} for row in table]
+    rows = [_with_current_names({column: _value(column, cell) for column, cell in row.items()}) for row in table]
     return [{**row, "folder": str(file.parent / row["folder"])} if row.get("folder") else row for row in rows]
+
+
+def _with_current_names(row: Row) -> Row:
+    """Columns by the names that fields of runs have today; a table to which runs were added since has both."""
+    for former, name in RunConfig.former_names.items():
+        value = row.pop(former, None)
+        if row.get(name) is None and value is not None:
+            row[name] = value
+    return row
 
 
 _TEXT = ("name", "hash", "folder")

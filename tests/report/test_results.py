@@ -167,3 +167,9 @@ def test_files_that_are_no_results(tmp_path):
 def test_equal_scores_have_an_interval_of_no_width():
     assert t_half_width([0.1] * 3) == 0.0
     assert t_half_width([0.7] * 3) == 0.0
+
+
+def test_columns_of_former_names_are_read_under_todays(tmp_path):
+    rows = [{"name": "a", "hint": 0.5}, {"name": "b", "hint": None, "auxiliary_weight": 1.0}]
+    (tmp_path / "results.csv").write_text(to_csv(rows))
+    assert read_results(tmp_path) == [{"name": "a", "auxiliary_weight": 0.5}, {"name": "b", "auxiliary_weight": 1.0}]
