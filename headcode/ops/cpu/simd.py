@@ -67,10 +67,10 @@ def emit_store(builder: Builder, value: Any, pointer: Any) -> None:
     stored.align = 4 if isinstance(value.type.element, ir.FloatType) else 8
 
 
-def emit_splat(builder: Builder, scalar: Any) -> Any:
-    undefined = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
+def emit_splat(builder: Builder, scalar: Any, lanes: int = LANES) -> Any:
+    undefined = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
     single = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(single, undefined, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
+    return builder.shuffle_vector(single, undefined, ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes))
 
 
 def emit_shuffle(builder: Builder, a: Any, b: Any, lanes: list[int]) -> Any:
@@ -82,7 +82,7 @@ def emit_intrinsic(builder: Builder, name: str, *vectors: Any) -> Any:
     kind = vectors[0].type
     suffix = "f32" if isinstance(kind.element, ir.FloatType) else "f64"
     signature = ir.FunctionType(kind, [kind] * len(vectors))
-    return builder.call(builder.module.declare_intrinsic(f"llvm.{name}.v{LANES}{suffix}", fnty=signature), vectors)
+    return builder.call(builder.module.declare_intrinsic(f"llvm.{name}.v{kind.count}{suffix}", fnty=signature), vectors)
 
 
 def emit_muladd(builder: Builder, x: Any, y: Any, accumulator: Any) -> Any:
