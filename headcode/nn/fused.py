@@ -1,7 +1,7 @@
-"""Which blocks run as one fused operation (`ops.cpu.block`), and how: plain eager training in float32 on a CPU.
+"""Which blocks run as one fused operation (`ops.cpu.block`), and how: plain eager float32 on a CPU.
 
 A block runs op by op if anything looks into it or changes a part of it: codes captured or edited, hooks on its parts,
-parts replaced or patched, tracing, autocast, functional transforms, padding masks, caches.
+parts replaced or patched, tracing, autocast, functional transforms, caches.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from headcode.nn.attention import HyperAttention
-from headcode.nn.checks import check_queries
+from headcode.nn.checks import check_padding, check_queries
 from headcode.nn.feedforward import GeluFeedForward, SwigluFeedForward
 from headcode.nn.plain import full_name, why_called
-from headcode.nn.position import RelativeBias, relative_buckets
+from headcode.nn.position import ROTARY_BASE, RelativeBias, relative_buckets, rotary_angles
 from headcode.ops import cpu, eager
 from headcode.ops.cpu.block import TABLE, BlockCall, fused_block
 from headcode.ops.cpu.records import COLUMNS
@@ -28,21 +28,28 @@ if TYPE_CHECKING:
     from headcode.nn.transformer import TransformerBlock
 
 BACKENDS = ("auto", "cpu")
-LARGEST_WIDTH = 512
-"""Of any projection: beyond, the weights outgrow a core's cache."""
+LARGEST_WIDTH = 4096
+"""Of any projection: up to there the kernels have been measured."""
 
 
-def run_fused(block: TransformerBlock, x: Tensor, queries: slice | None, dropout_seed: int | None) -> Tensor | None:
+def run_fused(
+    block: TransformerBlock,
+    x: Tensor,
+    queries: slice | None,
+    dropout_seed: int | None,
+    key_padding_mask: Tensor | None = None,
+) -> Tensor | None:
     """The block's output, or None if it must go op by op."""
     parameters = _parameters_or_reason(block, x)
     if isinstance(parameters, str):
         return None
     attention, gated = block.attention, type(block.feedforward) is SwigluFeedForward
     check_queries(queries, x.shape[1])
+    check_padding(key_padding_mask, *x.shape[:2])
     first, last, _ = (slice(None) if queries is None else queries).indices(x.shape[1])
     dropout = attention.dropout if attention.training else 0.0
     seed = resolve_seed(dropout, dropout_seed)
-    relative = attention.relative_bias
+    relative, head_width = attention.relative_bias, attention.query_proj.out_features // attention.num_heads
     call = BlockCall(
         num_heads=attention.num_heads,
         first=first,
@@ -50,9 +57,11 @@ def run_fused(block: TransformerBlock, x: Tensor, queries: slice | None, dropout
         gated=gated,
         epsilons=(block.attention_norm.eps, block.feedforward_norm.eps),
         buckets=None if relative is None else _band_buckets(relative.num_buckets, last - first, x.shape[1], first),
+        angles=_rotary_table(x.shape[1], head_width) if attention.position == "rotary" else None,
+        visible=None if key_padding_mask is None else ~key_padding_mask.contiguous(),
         attention=AttentionOptions(
             causal=attention.causal,
-            scale=1 / math.sqrt(attention.query_proj.out_features // attention.num_heads),
+            scale=1 / math.sqrt(head_width),
             norm=attention.norm,
             value_net=attention.value_net,
             pooling=attention.pooling,
@@ -60,17 +69,18 @@ def run_fused(block: TransformerBlock, x: Tensor, queries: slice | None, dropout
             dropout_seed=seed,
             query_offset=first,
         ),
-        differentiable=functools.partial(_run_op_by_op, block, queries, seed),
+        differentiable=functools.partial(_run_op_by_op, block, queries, seed, key_padding_mask),
     )
     out = fused_block(x, parameters, call)
     # Its kernels leave later tokens out by multiplying with 0, but 0 · NaN is NaN (see `ops.cpu`).
-    return None if attention.causal and out.detach().sum().isnan() else out
+    masked = attention.causal or key_padding_mask is not None
+    return None if masked and out.detach().sum().isnan() else out
 
 
 def why_op_by_op(block: TransformerBlock, x: Tensor) -> str | None:
     """Why a block that is called with tokens x (B, T, dim) goes op by op; None if it is fused.
 
-    With a padding mask, a cache or a context a block always goes op by op.
+    With a cache or a context a block always goes op by op.
 
     Example:
         >>> from headcode.nn import ModelConfig, Transformer
@@ -85,8 +95,6 @@ def why_op_by_op(block: TransformerBlock, x: Tensor) -> str | None:
 
 def _parameters_or_reason(block: TransformerBlock, x: Tensor) -> dict[str, Tensor] | str:
     """The block's parameters, named as in its state_dict, or why it must go op by op."""
-    if not torch.is_grad_enabled():
-        return "no gradients are asked for"
     if reason := _why_unserved(block):
         return reason
     parameters = _named_parameters(block)
@@ -113,11 +121,16 @@ class _OpByOp(nn.Module):
 
 
 def _run_op_by_op(
-    block: TransformerBlock, queries: slice | None, dropout_seed: int, x: Tensor, parameters: dict[str, Tensor]
+    block: TransformerBlock,
+    queries: slice | None,
+    dropout_seed: int,
+    padding: Tensor | None,
+    x: Tensor,
+    parameters: dict[str, Tensor],
 ) -> Tensor:
     """The block with these parameters, which need not be its own any more (`torch.func.functional_call`)."""
     own = {f"block.{name}": parameter for name, parameter in parameters.items()}
-    return torch.func.functional_call(_OpByOp(block), own, (x, queries, dropout_seed))
+    return torch.func.functional_call(_OpByOp(block), own, (x, queries, dropout_seed, None, padding))
 
 
 @functools.lru_cache(maxsize=64)
@@ -125,6 +138,13 @@ def _band_buckets(num_buckets: int, num_queries: int, num_keys: int, first: int)
     """`RelativeBias.places`, remembered."""
     distances = first + num_queries - 1 - torch.arange(num_queries + num_keys - 1, device="cpu")
     return relative_buckets(distances, num_buckets)
+
+
+@functools.lru_cache(maxsize=16)
+def _rotary_table(length: int, head_width: int) -> Tensor:
+    """Cosines beside sines (T, D) of what `rotate` turns queries and keys by."""
+    angles = rotary_angles(length, head_width // 2, 0, ROTARY_BASE, torch.float32, "cpu")
+    return torch.cat((angles.cos(), angles.sin()), 1)
 
 
 def _why_unserved(block: TransformerBlock) -> str | None:
@@ -143,7 +163,6 @@ def _why_unserved(block: TransformerBlock) -> str | None:
         or attention.norm not in cpu.NORM_CODES
         or attention.value_net not in cpu.NET_CODES
         or attention.pooling != "sum"
-        or attention.position not in ("none", "relative")
         or attention.query_norm is not None
     ):
         return (
@@ -203,8 +222,6 @@ def _why_not_plain(x: Tensor, parameters: list[Any]) -> str | None:
         return "a weight or a bias is missing"
     if not eager.is_plain(x, *parameters):
         return "the call is compiled or transformed, or its tensors are of another kind"
-    if not (x.requires_grad or any(parameter.requires_grad for parameter in parameters)):
-        return "nothing needs a gradient"
     for t in (x, *parameters):
         if t.dtype is not torch.float32 or t.device.type != "cpu" or not t.is_contiguous() or t.is_neg():
             return "the kernels are for contiguous float32 numbers on a CPU"

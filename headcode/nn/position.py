@@ -65,7 +65,10 @@ class RelativeBias(nn.Module):
         return self.buckets[distances.clamp(0, self.num_buckets)]
 
 
-def rotate(x: Tensor, first_position: int, base: float = 10_000.0) -> Tensor:
+ROTARY_BASE = 10_000.0
+
+
+def rotate(x: Tensor, first_position: int, base: float = ROTARY_BASE) -> Tensor:
     """Rotary position: channel pairs (i, i + D/2) of (B, H, T, D) turned by position · base**(-2i/D)."""
     width = x.shape[-1]
     if width % 2:
@@ -73,12 +76,19 @@ def rotate(x: Tensor, first_position: int, base: float = 10_000.0) -> Tensor:
     half = width // 2
     # Angles in at least float32: in half precision positions beyond a few hundred would collapse.
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    frequencies = base ** (-torch.arange(half, device=x.device, dtype=dtype) / half)
-    positions = torch.arange(x.shape[2], device=x.device, dtype=dtype) + first_position
-    angles = positions[:, None] * frequencies  # (T, D/2)
+    angles = rotary_angles(x.shape[2], half, first_position, base, dtype, x.device)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x[..., :half], x[..., half:]
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def rotary_angles(
+    length: int, half: int, first_position: int, base: float, dtype: torch.dtype, device: torch.device | str
+) -> Tensor:
+    """(T, D/2): by how much each channel pair is turned."""
+    frequencies = base ** (-torch.arange(half, device=device, dtype=dtype) / half)
+    positions = torch.arange(length, device=device, dtype=dtype) + first_position
+    return positions[:, None] * frequencies
 
 
 def sinusoidal_positions(length: int, dim: int, first_position: int = 0, device: torch.device | None = None) -> Tensor:

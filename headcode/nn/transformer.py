@@ -49,8 +49,8 @@ class TransformerBlock(nn.Module):
         context: Tensor | None = None,
     ) -> Tensor:
         """With `context` the tokens x, which follow it, attend to it by cross-attention, and not to one another."""
-        if cache is None and key_padding_mask is None and context is None:
-            out = run_fused(self, x, queries, dropout_seed)
+        if cache is None and context is None:
+            out = run_fused(self, x, queries, dropout_seed, key_padding_mask)
             if out is not None:
                 return out
         return self.run_op_by_op(x, queries, dropout_seed, context, key_padding_mask, cache=cache, use=use)

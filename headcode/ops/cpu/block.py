@@ -1,11 +1,12 @@
-"""A pre-norm transformer block as one autograd function, for training on a CPU: `fused_block`.
+"""A pre-norm transformer block as one autograd function, on a CPU: `fused_block`.
 
 Op by op, a block reads and writes each activation a dozen times, keeps two dozen of them for the backward pass, and
 spends a tenth of a small model's step in Python. Here a few kernels do it all, each on a stretch of tokens that stays
 in a core's cache: LayerNorm with the projections after it; the attention op, which reads queries, keys and values
 where the projection left them and writes their gradients where the projection's backward pass wants them; and
 everything from the heads' outputs to the end of the block. Kept are the block's input, the projections, the heads'
-outputs, the middle of the residual stream and the hidden layer before its activation.
+outputs, the middle of the residual stream and the hidden layer before its activation; nothing, if no gradient will be
+asked for.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,6 +35,10 @@ class BlockCall(NamedTuple):
     """Of the two LayerNorms."""
     buckets: Tensor | None
     """Bucket of each entry of the relative band (Tq+Tk-1)."""
+    angles: Tensor | None
+    """Cosines and sines of rotary positions (T, D), float32."""
+    visible: Tensor | None
+    """(B, T), False where a key is padding."""
     attention: AttentionOptions
     differentiable: Callable[[Tensor, dict[str, Tensor]], Tensor]
     """The same block, op by op, of x and the parameters: for gradients that are to be differentiated themselves."""
@@ -44,13 +49,15 @@ def fused_block(x: Tensor, parameters: Mapping[str, Tensor], call: BlockCall) ->
 
     The parameters have the names of the block's state_dict.
     """
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in (x, *parameters.values()))):
+        return _forward(call, x, parameters, kept=False)[0]
     return _Block.apply(call, tuple(parameters), x, *parameters.values())
 
 
 class _Block(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: BlockCall, names: tuple[str, ...], x: Tensor, *values: Tensor) -> Tensor:
-        out, kept = _forward(call, x, dict(zip(names, values, strict=True)))
+        out, kept = _forward(call, x, dict(zip(names, values, strict=True)), kept=True)
         ctx.save_for_backward(x, *values, kept)
         ctx.call, ctx.names = call, names
         return out
@@ -77,7 +84,7 @@ def _differentiable_gradients(
     return [next(found) if need else None for need in needs]
 
 
-def _plan(call: BlockCall, x: Tensor, parameters: dict[str, Tensor]) -> BlockPlan:
+def _plan(call: BlockCall, x: Tensor, parameters: Mapping[str, Tensor], *, kept: bool) -> BlockPlan:
     return plan_block(
         BlockSizes(
             batch=x.shape[0],
@@ -91,20 +98,28 @@ def _plan(call: BlockCall, x: Tensor, parameters: dict[str, Tensor]) -> BlockPla
             last=call.last,
             gated=call.gated,
             has_band=call.buckets is not None,
+            has_mask=call.visible is not None,
+            rotary=call.angles is not None,
+            kept=kept,
             epsilons=call.epsilons,
             attention=replace(call.attention, dropout_seed=0),
         )
     )
 
 
-def _forward(call: BlockCall, x: Tensor, parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """The output, and all that the backward pass needs besides the inputs."""
-    plan = _plan(call, x, parameters)
-    kept = x.new_empty(plan.kept.size)
+def _memory(call: BlockCall, x: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What both passes read."""
+    given = {"x": x, "angles": call.angles, "mask": call.visible}
+    return {**parameters, **{name: tensor for name, tensor in given.items() if tensor is not None}}
+
+
+def _forward(call: BlockCall, x: Tensor, parameters: Mapping[str, Tensor], *, kept: bool) -> tuple[Tensor, Tensor]:
+    """The output, and if it is to be kept all that the backward pass needs besides the inputs."""
+    plan = _plan(call, x, parameters, kept=kept)
+    filled = x.new_empty(plan.kept.size)
     out = x.new_empty(x.shape[0], plan.sizes.taken, x.shape[2])
-    program = plan.forward.bind(
-        {**parameters, "x": x, "out": out, "kept": kept}, dropout_stream=dropout_stream(call.attention)
-    )
+    memory = {**_memory(call, x, parameters), "out": out, "kept": filled}
+    program = plan.forward.bind(memory, dropout_stream=dropout_stream(call.attention))
     if plan.band is not None and call.buckets is not None:
         band = program.view(plan.band).zero_()
         band[:, 1 : 1 + len(call.buckets)] = parameters[TABLE].detach()[:, call.buckets]
@@ -115,18 +130,18 @@ def _forward(call: BlockCall, x: Tensor, parameters: dict[str, Tensor]) -> tuple
         program.run(f"project {index}")
     plan.attention.run_forward(program)
     program.run("feed")
-    return out, kept
+    return out, filled
 
 
 def _backward(
     call: BlockCall, x: Tensor, parameters: dict[str, Tensor], grad: Tensor, kept: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Gradients of x and, by name, of the parameters."""
-    plan = _plan(call, x, parameters)
+    plan = _plan(call, x, parameters, kept=True)
     grad_x, sums = torch.empty_like(x), x.new_empty(plan.sums.size)
-    memory = {"x": x, "kept": kept, "grad_out": grad, "grad_x": grad_x, "sums": sums}
-    memory["scratch"] = x.new_empty(plan.scratch.size)
-    program = plan.backward.bind({**parameters, **memory}, dropout_stream=dropout_stream(call.attention))
+    memory = {"kept": kept, "grad_out": grad, "grad_x": grad_x, "sums": sums}
+    memory |= {**_memory(call, x, parameters), "scratch": x.new_empty(plan.scratch.size)}
+    program = plan.backward.bind(memory, dropout_stream=dropout_stream(call.attention))
     program.run("feed")
     program.run("sum of feed")
     plan.attention.run_backward(program)

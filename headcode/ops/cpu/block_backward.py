@@ -15,6 +15,7 @@ from headcode.ops.cpu.block_stages import (
     copy_rows,
     normalise,
     normalise_backward,
+    rotate_rows,
     row_of,
     sum_rows,
     task_tokens,
@@ -63,7 +64,7 @@ def feed_backward_kernel(address):  # type: ignore[no-untyped-def]
             count, begun, offset = min(CHUNK, end - begin), begin > first, begin * dim
             copy_rows(grad, row, grad_out, offset, count, dim)
             sum_rows(parts, inner_bias, begun, grad, row, count, dim)
-            activate_rows(inner, inner_row, slope, hidden_row, hidden, begin * width, p, count, True)
+            activate_rows(inner, inner_row, slope, hidden_row, hidden, begin * width, width, p, count, True)
             add_outer(parts, for_inner, begun, zeros, grad, row, inner, inner_row, dim, inner_width, count)
             add_product((inner, 0, inner_row), zero, (grad, 0, row), inner_weight, count, inner_width, dim)
             activate_backward(slope, hidden_row, inner, inner_row, p, count)
@@ -112,6 +113,8 @@ def project_backward_kernel(address):  # type: ignore[no-untyped-def]
         for begin in range(first, end, CHUNK):
             count, begun = min(CHUNK, end - begin), begin > first
             copy_rows(given, given_row, grad_projected, begin * width, count, width)
+            if p.angles != 0:
+                rotate_rows(given, 0, given_row, p, begin, count, -1.0)
             sum_rows(parts, bias, begun, given, given_row, count, width)
             for t in range(count):
                 normalise(normed, t * row, x, row_of(p, begin + t) * dim, p, begin + t)

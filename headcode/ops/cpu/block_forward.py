@@ -3,12 +3,22 @@
 Buffers of the record, one row per token: x (all tokens of each sequence), projected (width: the heads of queries, keys
 and values side by side), attended (attended_width), middle (dim) between attention and feed-forward, hidden
 (hidden_width) before the activation, out (dim); statistics (2) of each LayerNorm. `block_backward` reads all of them.
+Without a backward pass to come, hidden stays in the cache, and what would be middle becomes out in its place.
 """
 
 import numpy as np
 
 from headcode.jit import njit
-from headcode.ops.cpu.block_stages import CHUNK, PADDING, activate_rows, measure, normalise, row_of, task_tokens
+from headcode.ops.cpu.block_stages import (
+    CHUNK,
+    PADDING,
+    activate_rows,
+    measure,
+    normalise,
+    rotate_rows,
+    row_of,
+    task_tokens,
+)
 from headcode.ops.cpu.gemm import add_product
 from headcode.ops.cpu.kernel import BLOCK_PART, SINGLE, WORDS, array_at, fetch_add, no_unroll
 from headcode.ops.cpu.records import LANES
@@ -18,7 +28,7 @@ from headcode.ops.cpu.simd_math import add
 
 @njit()
 def project_kernel(address):  # type: ignore[no-untyped-def]
-    """projected = LN(x) W + b, of the tokens taken; fills `statistics`."""
+    """projected = LN(x) W + b, of the tokens taken, its queries and keys turned; fills `statistics`."""
     p, counter = array_at(address, BLOCK_PART)[0], array_at(address, WORDS)
     x, weight, bias = array_at(p.x, SINGLE), array_at(p.weight, SINGLE), array_at(p.bias, SINGLE)
     projected = array_at(p.projected, SINGLE)
@@ -37,6 +47,8 @@ def project_kernel(address):  # type: ignore[no-untyped-def]
                 measure(x, source, p, begin + t)
                 normalise(normed, t * row, x, source, p, begin + t)
             add_product((projected, begin * width, width), (bias, 0, 0), (normed, 0, row), weight, count, width, dim)
+            if p.angles != 0:
+                rotate_rows(projected, begin * width, width, p, begin, count, 1.0)
 
 
 @njit()
@@ -44,13 +56,16 @@ def feed_kernel(address):  # type: ignore[no-untyped-def]
     """middle = x + attended W + b, out = middle + feed-forward(LN(middle)); fills middle, hidden and `statistics`."""
     p, counter = array_at(address, BLOCK_PART)[0], array_at(address, WORDS)
     x, attended, middle = array_at(p.x, SINGLE), array_at(p.attended, SINGLE), array_at(p.middle, SINGLE)
-    hidden, out = array_at(p.hidden, SINGLE), array_at(p.out, SINGLE)
+    out = array_at(p.out, SINGLE)
     output_weight, output_bias = array_at(p.output_weight, SINGLE), array_at(p.output_bias, SINGLE)
     hidden_weight, hidden_bias = array_at(p.hidden_weight, SINGLE), array_at(p.hidden_bias, SINGLE)
     inner_weight, inner_bias = array_at(p.inner_weight, SINGLE), array_at(p.inner_bias, SINGLE)
     dim, width, inner_width, heads_width = p.dim, p.hidden_width, p.inner_width, p.attended_width
     row, inner_row = dim + PADDING, inner_width + PADDING
     normed, inner = np.empty(CHUNK * row, SINGLE.dtype), np.empty(CHUNK * inner_row, SINGLE.dtype)
+    kept = p.hidden != 0
+    hidden_row = width if kept else width + PADDING
+    hidden = array_at(p.hidden, SINGLE) if kept else np.empty(CHUNK * hidden_row, SINGLE.dtype)
     while True:
         task = fetch_add(counter)
         if task >= p.tasks:
@@ -58,6 +73,7 @@ def feed_kernel(address):  # type: ignore[no-untyped-def]
         first, end = task_tokens(p, task)
         for begin in range(first, end, CHUNK):
             count, offset = min(CHUNK, end - begin), begin * dim
+            hidden_offset = begin * width if kept else 0
             for t in range(count):
                 source = row_of(p, begin + t) * dim
                 for d in range(0, dim, LANES):
@@ -73,7 +89,7 @@ def feed_kernel(address):  # type: ignore[no-untyped-def]
                 for d in range(0, dim, LANES):
                     no_unroll()
                     store(out, middle_offset + d, add(load(middle, middle_offset + d), load(inner_bias, d)))
-            hiddens = (hidden, begin * width, width)
+            hiddens = (hidden, hidden_offset, hidden_row)
             add_product(hiddens, (hidden_bias, 0, 0), (normed, 0, row), hidden_weight, count, width, dim)
-            activate_rows(inner, inner_row, inner, inner_row, hidden, begin * width, p, count, False)
+            activate_rows(inner, inner_row, inner, inner_row, hidden, hidden_offset, hidden_row, p, count, False)
             add_product(outs, outs, (inner, 0, inner_row), inner_weight, count, dim, inner_width)

@@ -9,14 +9,18 @@ import functools
 import math
 from typing import Any, NamedTuple
 
+import torch
+
 from headcode.ops.cpu import records
 from headcode.ops.cpu.attention_plan import AttentionPlan, band_length, saved_shape
 from headcode.ops.cpu.launch import Area, Program, Section, Word, contiguous, kernel, record
 from headcode.ops.options import AttentionOptions
 
-MOST_TASKS = 16
+MOST_TASKS, LEAST_TASKS = 16, 4
 LEAST_TOKENS = 64
 """A task with fewer tokens would spend its time on its own copy of the weights' gradients."""
+MOST_PARTS = 2**24
+"""Numbers in all such copies together, unless LEAST_TASKS tasks need more: to add them up takes its time too."""
 
 
 class BlockSizes(NamedTuple):
@@ -34,6 +38,11 @@ class BlockSizes(NamedTuple):
     last: int
     gated: bool
     has_band: bool
+    has_mask: bool
+    """Of keys: (batch, length), not 0 where one may be seen."""
+    rotary: bool
+    kept: bool
+    """Whether a backward pass will follow."""
     epsilons: tuple[float, float]
     """Of the two LayerNorms."""
     attention: AttentionOptions
@@ -54,7 +63,7 @@ class Panels(NamedTuple):
     rows: dict[str, int]
     """Of each weight, by its name."""
     forward: Section
-    backward: Section
+    backward: Section | None
 
 
 class Projection(NamedTuple):
@@ -89,10 +98,11 @@ class BlockPlan:
         """Of each parameter, the sections of `sums` whose sum is its gradient."""
         self.forward, self.backward = Program(), Program()
         self._plan_forward(self.forward)
-        self._plan_backward(self.backward)
+        if sizes.kept:
+            self._plan_backward(self.backward)
 
     def _plan_memory(self) -> None:
-        """What is kept for the backward pass, and what only it needs."""
+        """What the forward pass fills, most of which is kept for the backward pass; and what only that needs."""
         sizes, kept, scratch = self.sizes, self.kept, self.scratch
         tokens = (sizes.batch, sizes.taken)
         widths = dict(zip(("query", "key", "value"), (sizes.qk_width, sizes.qk_width, sizes.v_width), strict=True))
@@ -109,8 +119,10 @@ class BlockPlan:
         self.inner = self._panels({"feedforward.output_proj.weight": sizes.dim}, sizes.inner_width)
         self.statistics = kept.take(*tokens, 2)
         self.attended, self.grad_attended = kept.take(*tokens, sizes.v_width), scratch.take(*tokens, sizes.v_width)
-        self.middle, self.grad_middle = kept.take(*tokens, sizes.dim), scratch.take(*tokens, sizes.dim)
-        self.hidden = kept.take(*tokens, sizes.hidden_width)
+        self.middle, self.grad_middle = _named("out"), scratch.take(*tokens, sizes.dim)
+        self.hidden: Section | int = 0
+        if sizes.kept:
+            self.middle, self.hidden = kept.take(*tokens, sizes.dim), kept.take(*tokens, sizes.hidden_width)
         self.zeros = kept.take(max(sizes.hidden_width, sizes.dim)) if sizes.gated else None
         """In place of the biases that a gated feed-forward does not have."""
         self.band = None
@@ -123,7 +135,12 @@ class BlockPlan:
             "grad": self.grad_attended.by_head(sizes.num_heads, 0, sizes.v_width),
             "saved": kept.take(*saved_shape(sizes.batch, sizes.num_heads, sizes.taken, sizes.attention.norm)),
         }
-        self.attention = AttentionPlan(tensors | ({"band": self.band} if self.band else {}), sizes.attention)
+        if self.band is not None:
+            tensors["band"] = self.band
+        if sizes.has_mask:
+            strides = (sizes.length, 0, 0, 1)
+            tensors["mask"] = Section("mask", 0, (sizes.batch, 1, 1, sizes.length), strides, torch.bool)
+        self.attention = AttentionPlan(tensors, sizes.attention)
 
     def _projection(self, widths: dict[str, int], chosen: bool) -> Projection:
         sizes, width = self.sizes, sum(widths.values())
@@ -140,7 +157,7 @@ class BlockPlan:
 
     def _panels(self, rows: dict[str, int], columns: int) -> Panels:
         shape = (sum(rows.values()), columns)
-        return Panels(rows, self.kept.take(*shape), self.kept.take(*shape))
+        return Panels(rows, self.kept.take(*shape), self.kept.take(*shape) if self.sizes.kept else None)
 
     def _heads(self, prefix: str, projected: list[Section]) -> dict[str, Section]:
         """q, k and v (B, H, T, D) where the projections have them, joined or the queries apart."""
@@ -161,6 +178,7 @@ class BlockPlan:
                 "block_forward.project_kernel",
                 **self._tokens(projection.chosen),
                 **self._norm("attention_norm", projection.statistics),
+                **self._rotary(projection),
                 width=projection.width,
                 weight=projection.panels.forward,
                 bias=projection.bias,
@@ -196,7 +214,8 @@ class BlockPlan:
             parts = panels.forward.split(*panels.rows.values())
             for (name, rows), part in zip(panels.rows.items(), parts, strict=True):
                 pack(name, rows, columns, part)
-                pack(name, rows, columns, panels.backward, depth, first)
+                if panels.backward is not None:
+                    pack(name, rows, columns, panels.backward, depth, first)
                 first += rows
         for projection in self.projections:
             parts = projection.bias.split(*projection.widths.values())
@@ -242,6 +261,7 @@ class BlockPlan:
                 },
                 **self._tokens(projection.chosen),
                 **self._norm("attention_norm", projection.statistics),
+                **self._rotary(projection),
                 x=_named("x"),
                 width=projection.width,
                 weight=projection.panels.backward,
@@ -254,8 +274,8 @@ class BlockPlan:
 
     def _launch_summed(self, program: Program, name: str, shapes: dict[str, tuple[int, ...]], **fields: Any) -> None:
         """A kernel whose tasks sum up gradients of these shapes, and the launch that adds up what they have."""
-        num_tasks, _ = _share_out(fields["tokens"])
         size = sum(math.prod(shape) for shape in shapes.values())
+        num_tasks, _ = _share_out(fields["tokens"], size)
         parts, total = self.scratch.take(num_tasks, size), self.sums.take(size)
         kernel_name = f"block_backward.{name.split()[0]}_backward_kernel"
         self._launch(program, name, kernel_name, **fields, parts=parts, part_size=size)
@@ -266,7 +286,7 @@ class BlockPlan:
             start += math.prod(shape)
 
     def _launch(self, program: Program, name: str, kernel_name: str, **fields: Any) -> None:
-        num_tasks, task_tokens = _share_out(fields["tokens"])
+        num_tasks, task_tokens = _share_out(fields["tokens"], fields.get("part_size", 0))
         words = record(records.BLOCK_PART, **fields, dim=self.sizes.dim, task_tokens=task_tokens)
         program.launch(name, kernel(*kernel_name.split(".")), words, num_tasks)
 
@@ -282,6 +302,16 @@ class BlockPlan:
             "norm_weight": _named(f"{name}.weight"),
             "norm_bias": _named(f"{name}.bias"),
             "epsilon": float(epsilon),  # a whole number would be written as one
+        }
+
+    def _rotary(self, projection: Projection) -> dict[str, Any]:
+        if not self.sizes.rotary:
+            return {}
+        turned = ("attention.query_proj", "attention.key_proj")
+        return {
+            "angles": _named("angles"),
+            "head_width": self.sizes.qk_width // self.sizes.num_heads,
+            "rotated_width": sum(width for name, width in projection.widths.items() if name in turned),
         }
 
     def _feed(self) -> dict[str, Any]:
@@ -309,8 +339,9 @@ def _named(memory: str) -> Section:
     return Section(memory, 0, (), ())
 
 
-def _share_out(tokens: int) -> tuple[int, int]:
+def _share_out(tokens: int, part_size: int) -> tuple[int, int]:
     """How many tasks, and tokens of each. By the shape alone: threads must not change what is summed with what."""
-    num_tasks = max(1, min(MOST_TASKS, tokens // LEAST_TOKENS))
+    most = max(LEAST_TASKS, min(MOST_TASKS, MOST_PARTS // max(part_size, 1)))
+    num_tasks = max(1, min(most, tokens // LEAST_TOKENS))
     size = -(-tokens // num_tasks)
     return -(-tokens // size), size

@@ -90,11 +90,11 @@ def normalise_backward(grad, grad_offset, source, source_offset, p, token, sums,
 
 
 @stage
-def activate_rows(value, value_row, slope, slope_row, hidden, hidden_offset, p, count, keep_slope):  # type: ignore[no-untyped-def]
+def activate_rows(value, value_row, slope, slope_row, hidden, hidden_offset, hidden_row, p, count, keep_slope):  # type: ignore[no-untyped-def]
     """Of `count` tokens: GELU, or if gated, silu(gate) · signal; with the slopes by which gradients go back."""
     width = p.inner_width
     for t in range(count):
-        source, to, slope_to = hidden_offset + t * p.hidden_width, t * value_row, t * slope_row
+        source, to, slope_to = hidden_offset + t * hidden_row, t * value_row, t * slope_row
         if p.hidden_width == width:
             for d in range(0, width, LANES):
                 no_unroll()
@@ -144,6 +144,34 @@ def sum_rows(target, target_offset, begun, source, row, count, width):  # type: 
             first, second = add(first, load(target, offset)), add(second, load(target, offset + LANES))
         store(target, offset, first)
         store(target, offset + LANES, second)
+
+
+@stage
+def rotate_rows(target, offset, row, p, begin, count, sign):  # type: ignore[no-untyped-def]
+    """In place: turn the queries and keys of `count` tokens by their rotary positions, or with sign -1 back.
+
+    Of each head, number i of the first half and of the second are turned together.
+    """
+    angles = array_at(p.angles, SINGLE)
+    half = p.head_width // 2
+    for t in range(count):
+        cosines = (p.first + (begin + t) % p.taken) * p.head_width
+        sines = cosines + half
+        for first in range(offset + t * row, offset + t * row + p.rotated_width, p.head_width):
+            second = first + half
+            whole = half - half % LANES
+            for i in range(0, whole, LANES):
+                no_unroll()
+                cosine, sine = load(angles, cosines + i), multiply(load(angles, sines + i), constant(SINGLE, sign))
+                x, y = load(target, first + i), load(target, second + i)
+                store(target, first + i, subtract(multiply(x, cosine), multiply(y, sine)))
+                store(target, second + i, add(multiply(y, cosine), multiply(x, sine)))
+            for i in range(whole, half):
+                no_unroll()
+                single_cosine, single_sine = angles[cosines + i], np.float32(sign) * angles[sines + i]
+                a, b = target[first + i], target[second + i]
+                target[first + i] = a * single_cosine - b * single_sine
+                target[second + i] = b * single_cosine + a * single_sine
 
 
 @stage

@@ -54,11 +54,12 @@ def _tile(  # type: ignore[no-untyped-def]
     typingctx, c, c_offset, c_row, start, start_offset, start_row,
     a, a_offset, a_row, a_step, b, b_offset, b_row, b_panel, depth, rows, panels,
 ):  # fmt: skip
-    """c = start + a·b, len(rows) by len(panels) · COLUMNS; `*_row` is the stride of rows, a_step that of a's columns."""
+    """c = start + a·b, len(rows) by len(panels) panels; `*_row` is the stride of rows, a_step that of a's columns."""
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         (
-            c, c_offset, c_row, start, start_offset, start_row, a, a_offset, a_row, a_step, b, b_offset, b_row, b_panel, depth, *_
+            c, c_offset, c_row, start, start_offset, start_row, a, a_offset, a_row, a_step,
+            b, b_offset, b_row, b_panel, depth, _, _,
         ) = arguments  # fmt: skip
         word, vector = ir.IntType(64), ir.VectorType(ir.FloatType(), COLUMNS)
 

@@ -61,7 +61,11 @@ BLOCK_PART = _record(
         # widths: of the model, of a projection, of the heads together, and of the feed-forward before and after its
         # activation, which differ if that is gated
         *("dim", "width", "attended_width", "hidden_width", "inner_width"),
-        # activations and their gradients, one row per token; grad_x is added to if another launch has filled it
+        # rotary positions, or address 0: (position, head_width), cosines beside sines; how many columns of a projection,
+        # the first ones, they turn
+        *("angles", "head_width", "rotated_width"),
+        # activations and their gradients, one row per token; without a backward pass to come hidden is 0, and middle
+        # is out; grad_x is added to if another launch has filled it
         *("x", "projected", "attended", "middle", "hidden", "out"),
         *("grad_x", "grad_x_begun", "grad_projected", "grad_attended", "grad_middle", "grad_out"),
         # of a LayerNorm: mean and 1 / standard deviation of each token
