@@ -20,6 +20,7 @@ from headcode.nn.plain import full_name, why_called
 from headcode.nn.position import ROTARY_BASE, RelativeBias, relative_buckets, rotary_angles
 from headcode.ops import cpu, eager
 from headcode.ops.cpu.block import TABLE, BlockCall, fused_block
+from headcode.ops.cpu.logits import token_logits
 from headcode.ops.cpu.records import COLUMNS
 from headcode.ops.options import AttentionOptions, resolve_seed
 from headcode.private_api import forward_mode_active, has_global_hooks
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 BACKENDS = ("auto", "cpu")
 LARGEST_WIDTH = 4096
 """Of any projection: up to there the kernels have been measured."""
+FEWEST_TOKENS = 64
+"""With fewer, to bring a vocabulary's table into panels would take longer than the product."""
 
 
 def run_fused(
@@ -75,6 +78,20 @@ def run_fused(
     # Its kernels leave later tokens out by multiplying with 0, but 0 · NaN is NaN (see `ops.cpu`).
     masked = attention.causal or key_padding_mask is not None
     return None if masked and out.detach().sum().isnan() else out
+
+
+def run_fused_logits(norm: nn.Module, hidden: Tensor, table: Tensor) -> Tensor | None:
+    """LN(hidden) · tableᵀ / sqrt(dim), or None if that must go op by op."""
+    vocabulary, dim = table.shape
+    if cpu.NO_KERNELS or has_global_hooks() or why_called(norm, nn.LayerNorm) is not None:
+        return None
+    weight, bias = norm._parameters["weight"], norm._parameters["bias"]
+    if _why_not_plain(hidden, [weight, bias, table]) is not None or weight is None or bias is None:
+        return None
+    widths_fit = hidden.shape[-1] == dim == weight.numel() and not (vocabulary % COLUMNS or dim % COLUMNS)
+    if not widths_fit or hidden.numel() < FEWEST_TOKENS * dim:
+        return None
+    return token_logits(hidden, weight, bias, table, norm.eps, 1 / math.sqrt(dim))  # type: ignore[arg-type]
 
 
 def why_op_by_op(block: TransformerBlock, x: Tensor) -> str | None:

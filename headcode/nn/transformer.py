@@ -14,7 +14,7 @@ from headcode.nn.cache import DecodingCache, FastWeightState, KeyValueCache, Lay
 from headcode.nn.checks import check_answers, check_padding, check_queries, resolve_method, why_not_recurrent
 from headcode.nn.config import ModelConfig
 from headcode.nn.feedforward import FEEDFORWARDS
-from headcode.nn.fused import run_fused
+from headcode.nn.fused import run_fused, run_fused_logits
 from headcode.nn.initialisation import reset_linear
 from headcode.nn.plain import own_weight
 from headcode.nn.position import sinusoidal_positions
@@ -171,11 +171,7 @@ class Transformer(nn.Module):
                 hidden = self._run_crossing_blocks(x, queries, key_padding_mask, dropout_seed)
             else:
                 hidden, earlier = self._run_blocks(x, queries, key_padding_mask, cache, dropout_seed)
-        hidden = self.final_norm(hidden)
-        if self.output_proj is not None:
-            outputs = self.output_proj(hidden)
-        else:
-            outputs = hidden @ self._token_table(hidden.device).T / math.sqrt(self.config.dim)
+        outputs = self.output_proj(self.final_norm(hidden)) if self.output_proj is not None else self._logits(hidden)
         if not auxiliary:
             return outputs
         return outputs, [
@@ -253,6 +249,14 @@ class Transformer(nn.Module):
             places = self.positions.repeat(-(-end // len(self.positions)), 1)
             hidden = hidden + places[first_position:end]
         return hidden
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """The products of the normalised tokens with the table, over sqrt(dim)."""
+        table = self._token_table(hidden.device)
+        logits = run_fused_logits(self.final_norm, hidden, table)
+        if logits is None:
+            logits = (self.final_norm(hidden) / math.sqrt(self.config.dim)) @ table.T
+        return logits
 
     def _token_table(self, device: torch.device) -> Tensor:
         """The embeddings (vocab_size, dim) of all tokens, whose products with the output are the logits."""

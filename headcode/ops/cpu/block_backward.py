@@ -62,7 +62,7 @@ def feed_backward_kernel(address):  # type: ignore[no-untyped-def]
         first, end = task_tokens(p, task)
         for begin in range(first, end, CHUNK):
             count, begun, offset = min(CHUNK, end - begin), begin > first, begin * dim
-            copy_rows(grad, row, grad_out, offset, count, dim)
+            copy_rows(grad, row, grad_out, offset, dim, count, dim)
             sum_rows(parts, inner_bias, begun, grad, row, count, dim)
             activate_rows(inner, inner_row, slope, hidden_row, hidden, begin * width, width, p, count, True)
             add_outer(parts, for_inner, begun, zeros, grad, row, inner, inner_row, dim, inner_width, count)
@@ -81,7 +81,7 @@ def feed_backward_kernel(address):  # type: ignore[no-untyped-def]
                     store(grad, t * row + d, total)
                     store(grad_middle, offset + t * dim + d, total)
             sum_rows(parts, output_bias, begun, grad, row, count, dim)
-            copy_rows(heads, heads_row, attended, begin * heads_width, count, heads_width)
+            copy_rows(heads, heads_row, attended, begin * heads_width, heads_width, count, heads_width)
             add_outer(parts, for_output, begun, zeros, grad, row, heads, heads_row, dim, heads_width, count)
             target = (grad_attended, begin * heads_width, heads_width)
             add_product(target, zero, (grad, 0, row), output_weight, count, heads_width, dim)
@@ -112,7 +112,7 @@ def project_backward_kernel(address):  # type: ignore[no-untyped-def]
         first, end = task_tokens(p, task)
         for begin in range(first, end, CHUNK):
             count, begun = min(CHUNK, end - begin), begin > first
-            copy_rows(given, given_row, grad_projected, begin * width, count, width)
+            copy_rows(given, given_row, grad_projected, begin * width, width, count, width)
             if p.angles != 0:
                 rotate_rows(given, 0, given_row, p, begin, count, -1.0)
             sum_rows(parts, bias, begun, given, given_row, count, width)

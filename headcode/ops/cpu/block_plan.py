@@ -275,7 +275,7 @@ class BlockPlan:
     def _launch_summed(self, program: Program, name: str, shapes: dict[str, tuple[int, ...]], **fields: Any) -> None:
         """A kernel whose tasks sum up gradients of these shapes, and the launch that adds up what they have."""
         size = sum(math.prod(shape) for shape in shapes.values())
-        num_tasks, _ = _share_out(fields["tokens"], size)
+        num_tasks, _ = share_out(fields["tokens"], size)
         parts, total = self.scratch.take(num_tasks, size), self.sums.take(size)
         kernel_name = f"block_backward.{name.split()[0]}_backward_kernel"
         self._launch(program, name, kernel_name, **fields, parts=parts, part_size=size)
@@ -286,7 +286,7 @@ class BlockPlan:
             start += math.prod(shape)
 
     def _launch(self, program: Program, name: str, kernel_name: str, **fields: Any) -> None:
-        num_tasks, task_tokens = _share_out(fields["tokens"], fields.get("part_size", 0))
+        num_tasks, task_tokens = share_out(fields["tokens"], fields.get("part_size", 0))
         words = record(records.BLOCK_PART, **fields, dim=self.sizes.dim, task_tokens=task_tokens)
         program.launch(name, kernel(*kernel_name.split(".")), words, num_tasks)
 
@@ -339,7 +339,7 @@ def _named(memory: str) -> Section:
     return Section(memory, 0, (), ())
 
 
-def _share_out(tokens: int, part_size: int) -> tuple[int, int]:
+def share_out(tokens: int, part_size: int) -> tuple[int, int]:
     """How many tasks, and tokens of each. By the shape alone: threads must not change what is summed with what."""
     most = max(LEAST_TASKS, min(MOST_TASKS, MOST_PARTS // max(part_size, 1)))
     num_tasks = max(1, min(most, tokens // LEAST_TOKENS))

@@ -175,9 +175,9 @@ def rotate_rows(target, offset, row, p, begin, count, sign):  # type: ignore[no-
 
 
 @stage
-def copy_rows(target, row, source, source_offset, count, width):  # type: ignore[no-untyped-def]
-    """Of `count` tokens, from rows that follow each other to rows `row` apart."""
+def copy_rows(target, row, source, source_offset, source_row, count, width):  # type: ignore[no-untyped-def]
+    """Of `count` tokens, from rows `source_row` apart to rows `row` apart."""
     for t in range(count):
         for d in range(0, width, LANES):
             no_unroll()
-            store(target, t * row + d, load(source, source_offset + t * width + d))
+            store(target, t * row + d, load(source, source_offset + t * source_row + d))

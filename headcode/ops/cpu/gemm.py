@@ -47,6 +47,8 @@ from headcode.private_api import processor_features
 # AVX-512 has 32 registers of 16 numbers, other processors 16 of 8 or as much: half as many sums fit.
 TALL, WIDE = ((0,) * 8, (0,) * 2) if "+avx512f" in processor_features() else ((0,) * 6, (0,))
 FOUR, ONE = (0,) * 4, (0,)
+MOST_DEPTH = 1024
+"""A product of more is summed up in several, so that the panels of one stay in the core's cache."""
 
 
 @intrinsic
@@ -138,7 +140,7 @@ def _rows(  # type: ignore[no-untyped-def]
 @stage
 def _columns(  # type: ignore[no-untyped-def]
     panels, column, c, c_offset, c_row, start, start_offset, start_row,
-    a, a_offset, a_row, a_step, b, b_row, b_panel, m, depth,
+    a, a_offset, a_row, a_step, b, b_offset, b_row, b_panel, m, depth,
 ):  # fmt: skip
     """The tiles of the columns from `column` on; returns the column after them."""
     # Sixes and fours make up any even number but 2; a tile of fewer rows would wait for its own sums.
@@ -146,7 +148,7 @@ def _columns(  # type: ignore[no-untyped-def]
     if rest == 2 and m > 6 and len(TALL) == 6:
         rest = 8
     # Not as tuples: taking arrays out of one counts references, for every tile anew.
-    c_from, start_from, panel = c_offset + column, start_offset + column, column // COLUMNS * b_panel
+    c_from, start_from, panel = c_offset + column, start_offset + column, b_offset + column // COLUMNS * b_panel
     row = 0
     while row < m - rest:
         row = _rows(
@@ -168,8 +170,9 @@ def _columns(  # type: ignore[no-untyped-def]
 
 @stage
 def _product(  # type: ignore[no-untyped-def]
-    c, c_offset, c_row, start, start_offset, start_row, a, a_offset, a_row, a_step, b, b_panel, b_row, m, n, depth
-):
+    c, c_offset, c_row, start, start_offset, start_row,
+    a, a_offset, a_row, a_step, b, b_offset, b_panel, b_row, m, n, depth,
+):  # fmt: skip
     """c (m, n) = start + a (m, depth) · b (depth, n), with n a multiple of COLUMNS and the panels of b `b_panel` apart.
 
     `start` may be c itself, or one row for all with start_row 0. With a_row and a_step exchanged, a is read across.
@@ -178,28 +181,34 @@ def _product(  # type: ignore[no-untyped-def]
     while column + len(WIDE) * COLUMNS <= n:
         column = _columns(
             WIDE, column, c, c_offset, c_row, start, start_offset, start_row,
-            a, a_offset, a_row, a_step, b, b_row, b_panel, m, depth,
+            a, a_offset, a_row, a_step, b, b_offset, b_row, b_panel, m, depth,
         )  # fmt: skip
     if column < n:
         _columns(
             ONE, column, c, c_offset, c_row, start, start_offset, start_row,
-            a, a_offset, a_row, a_step, b, b_row, b_panel, m, depth,
+            a, a_offset, a_row, a_step, b, b_offset, b_row, b_panel, m, depth,
         )  # fmt: skip
 
 
 @stage
 def add_product(c, start, a, panels, m, n, depth):  # type: ignore[no-untyped-def]
     """c (m, n) = start + a (m, depth) · W (depth, n), for W packed in panels; the others are matrices as above."""
-    _product(*c, *start, *a, 1, panels, COLUMNS * depth, COLUMNS, m, n, depth)
+    numbers, offset, row = a
+    _product(*c, *start, *a, 1, panels, 0, COLUMNS * depth, COLUMNS, m, n, min(depth, MOST_DEPTH))
+    for first in range(MOST_DEPTH, depth, MOST_DEPTH):
+        _product(
+            *c, *c, numbers, offset + first, row, 1,
+            panels, first * COLUMNS, COLUMNS * depth, COLUMNS, m, n, min(depth - first, MOST_DEPTH),
+        )  # fmt: skip
 
 
 @stage
 def add_outer(c, c_offset, begun, zeros, a, a_row, b, b_row, m, n, count):  # type: ignore[no-untyped-def]
     """c (m, n) += aᵀ b over `count` tokens, or = if it has not begun; a and b have a row per token."""
     if begun:
-        _product(c, c_offset, n, c, c_offset, n, a, 0, 1, a_row, b, COLUMNS, b_row, m, n, count)
+        _product(c, c_offset, n, c, c_offset, n, a, 0, 1, a_row, b, 0, COLUMNS, b_row, m, n, count)
     else:
-        _product(c, c_offset, n, zeros, 0, 0, a, 0, 1, a_row, b, COLUMNS, b_row, m, n, count)
+        _product(c, c_offset, n, zeros, 0, 0, a, 0, 1, a_row, b, 0, COLUMNS, b_row, m, n, count)
 
 
 @njit()

@@ -61,8 +61,8 @@ BLOCK_PART = _record(
         # widths: of the model, of a projection, of the heads together, and of the feed-forward before and after its
         # activation, which differ if that is gated
         *("dim", "width", "attended_width", "hidden_width", "inner_width"),
-        # rotary positions, or address 0: (position, head_width), cosines beside sines; how many columns of a projection,
-        # the first ones, they turn
+        # rotary positions, or address 0: (position, head_width), cosines beside sines; how many of a projection's first
+        # columns they turn
         *("angles", "head_width", "rotated_width"),
         # activations and their gradients, one row per token; without a backward pass to come hidden is 0, and middle
         # is out; grad_x is added to if another launch has filled it
