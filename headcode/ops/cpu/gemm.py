@@ -1,7 +1,7 @@
 """Matrix products for the fused blocks, small enough to stay in a core's cache between the steps around them.
 
-A tile of a product is held in registers while the depth runs by: up to 8 rows and 32 columns with AVX-512, 6 rows and
-16 columns without. Per step of depth it takes one row of b, and one number of a for each row. The right factor is read
+A tile of a product is held in registers while the depth runs by: 8 rows and 32 columns with AVX-512, 6 rows and 16
+columns without. Per step of depth it takes one row of b, and one number of a for each row. The right factor is read
 in panels of COLUMNS = 16 columns, so that what the inner loop reads of it follows in memory. Every number is summed up
 in the order of the depth, whatever the tile. One core comes within a few percent of its peak with it, and nothing has
 to leave the cache for a bias, a residual or a gradient to be added.
@@ -10,6 +10,7 @@ A matrix is a tuple: its array, the offset of its first number in there, and the
 imported at first use.
 """
 
+import itertools
 from typing import Any
 
 from llvmlite import ir
@@ -34,7 +35,6 @@ from headcode.ops.cpu.simd import (
     emit_address,
     emit_load,
     emit_muladd,
-    emit_offset,
     emit_splat,
     emit_store,
     load,
@@ -45,8 +45,8 @@ from headcode.ops.cpu.simd_math import add
 from headcode.private_api import processor_features
 
 # AVX-512 has 32 registers of 16 numbers, other processors 16 of 8 or as much: half as many sums fit.
-TALL, WIDE = ((0,) * 8, (0,) * 2) if "+avx512f" in processor_features() else ((0,) * 6, (0,))
-FOUR, ONE = (0,) * 4, (0,)
+ROWS, PANELS = (8, 2) if "+avx512f" in processor_features() else (6, 1)
+ONE = (0,)
 MOST_DEPTH = 1024
 """A product of more is summed up in several, so that the panels of one stay in the core's cache."""
 
@@ -54,30 +54,43 @@ MOST_DEPTH = 1024
 @intrinsic
 def _tile(  # type: ignore[no-untyped-def]
     typingctx, c, c_offset, c_row, start, start_offset, start_row,
-    a, a_offset, a_row, a_step, b, b_offset, b_row, b_panel, depth, rows, panels,
+    a, a_offset, a_row, a_step, b, b_offset, b_row, b_panel, m, n, depth,
 ):  # fmt: skip
-    """c = start + a·b, len(rows) by len(panels) panels; `*_row` is the stride of rows, a_step that of a's columns."""
+    """c = start + a·b, ROWS by PANELS · COLUMNS; `*_row` is the stride of rows, a_step that of a's columns.
+
+    Of fewer rows (m) or columns (n) the last ones are computed several times over, and written with the same numbers:
+    tiles of other sizes would have to be compiled too.
+    """
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         (
             c, c_offset, c_row, start, start_offset, start_row, a, a_offset, a_row, a_step,
-            b, b_offset, b_row, b_panel, depth, _, _,
+            b, b_offset, b_row, b_panel, m, n, depth,
         ) = arguments  # fmt: skip
         word, vector = ir.IntType(64), ir.VectorType(ir.FloatType(), COLUMNS)
 
-        def row_addresses(argument: int, array: Any, offset: Any, stride: Any, count: int) -> list[Any]:
-            addresses = [emit_address(context, builder, signature.args[argument], array, offset)]
-            for _ in range(count - 1):
-                addresses.append(builder.gep(addresses[-1], [stride]))
-            return addresses
+        def first_indices(number: int, available: Any, unit: int) -> list[Any]:
+            """0, 1, … of rows or panels, but never beyond the last one that there is."""
+            last = builder.sub(builder.sdiv(available, ir.Constant(word, unit)), ir.Constant(word, 1))
+            wanted = [ir.Constant(word, i) for i in range(number)]
+            return [builder.select(builder.icmp_signed("<", i, last), i, last) for i in wanted]
+
+        rows, panels = first_indices(ROWS, m, 1), first_indices(PANELS, n, COLUMNS)
+        columns = [builder.mul(panel, ir.Constant(word, COLUMNS)) for panel in panels]
+
+        def addresses(argument: int, array: Any, offset: Any, stride: Any, indices: list[Any]) -> list[Any]:
+            first = emit_address(context, builder, signature.args[argument], array, offset)
+            return [builder.gep(first, [builder.mul(i, stride)]) for i in indices]
 
         # Added at the end: until then it has come from wherever it was.
-        start_rows = row_addresses(3, start, start_offset, start_row, len(rows))
-        for address in start_rows:
-            for j in range(len(panels)):
-                _prefetch(builder, emit_offset(builder, address, COLUMNS * j))
-        left = row_addresses(6, a, a_offset, a_row, len(rows))
-        right = row_addresses(10, b, b_offset, b_panel, len(panels))
+        starts = [
+            [builder.gep(row, [column]) for column in columns]
+            for row in addresses(3, start, start_offset, start_row, rows)
+        ]
+        for address in itertools.chain(*starts):
+            _prefetch(builder, address)
+        left = addresses(6, a, a_offset, a_row, rows)
+        right = addresses(10, b, b_offset, b_panel, panels)
 
         before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
         builder.branch(loop)
@@ -103,16 +116,19 @@ def _tile(  # type: ignore[no-untyped-def]
         builder.cbranch(builder.icmp_signed("<", now, depth), loop, after)
 
         builder.position_at_end(after)
-        c_rows = row_addresses(0, c, c_offset, c_row, len(rows))
-        for c_address, start_address, row in zip(c_rows, start_rows, results, strict=True):
-            for j, result in enumerate(row):
-                given = emit_load(builder, emit_offset(builder, start_address, COLUMNS * j), COLUMNS)
-                emit_store(builder, builder.fadd(result, given), emit_offset(builder, c_address, COLUMNS * j))
+        # All are read before any is written: a row that is there twice must not be added to twice.
+        sums = [
+            [builder.fadd(result, emit_load(builder, address, COLUMNS)) for result, address in zip(*pair, strict=True)]
+            for pair in zip(results, starts, strict=True)
+        ]
+        for c_address, row in zip(addresses(0, c, c_offset, c_row, rows), sums, strict=True):
+            for offset, total in zip(columns, row, strict=True):
+                emit_store(builder, total, builder.gep(c_address, [offset]))
         return context.get_dummy_value()
 
     whole = types.int64
     sides = (c, whole, whole, start, whole, whole, a, whole, whole, whole, b, whole, whole, whole)
-    return types.void(*sides, whole, rows, panels), codegen
+    return types.void(*sides, whole, whole, whole), codegen
 
 
 def _prefetch(builder: Any, address: Any) -> None:
@@ -124,51 +140,6 @@ def _prefetch(builder: Any, address: Any) -> None:
 
 
 @stage
-def _rows(  # type: ignore[no-untyped-def]
-    rows, panels, first, c, c_offset, c_row, start, start_offset, start_row,
-    a, a_offset, a_row, a_step, b, b_offset, b_row, b_panel, depth,
-):  # fmt: skip
-    """The tile of the rows from `first` on; returns the row after it."""
-    c_first, start_first, a_first = c_offset + first * c_row, start_offset + first * start_row, a_offset + first * a_row
-    _tile(
-        c, c_first, c_row, start, start_first, start_row, a, a_first, a_row, a_step,
-        b, b_offset, b_row, b_panel, depth, rows, panels,
-    )  # fmt: skip
-    return first + len(rows)
-
-
-@stage
-def _columns(  # type: ignore[no-untyped-def]
-    panels, column, c, c_offset, c_row, start, start_offset, start_row,
-    a, a_offset, a_row, a_step, b, b_offset, b_row, b_panel, m, depth,
-):  # fmt: skip
-    """The tiles of the columns from `column` on; returns the column after them."""
-    # Sixes and fours make up any even number but 2; a tile of fewer rows would wait for its own sums.
-    rest = m % len(TALL)
-    if rest == 2 and m > 6 and len(TALL) == 6:
-        rest = 8
-    # Not as tuples: taking arrays out of one counts references, for every tile anew.
-    c_from, start_from, panel = c_offset + column, start_offset + column, b_offset + column // COLUMNS * b_panel
-    row = 0
-    while row < m - rest:
-        row = _rows(
-            TALL, panels, row, c, c_from, c_row, start, start_from, start_row,
-            a, a_offset, a_row, a_step, b, panel, b_row, b_panel, depth,
-        )  # fmt: skip
-    while row + 4 <= m:
-        row = _rows(
-            FOUR, panels, row, c, c_from, c_row, start, start_from, start_row,
-            a, a_offset, a_row, a_step, b, panel, b_row, b_panel, depth,
-        )  # fmt: skip
-    while row < m:
-        row = _rows(
-            ONE, panels, row, c, c_from, c_row, start, start_from, start_row,
-            a, a_offset, a_row, a_step, b, panel, b_row, b_panel, depth,
-        )  # fmt: skip
-    return column + len(panels) * COLUMNS
-
-
-@stage
 def _product(  # type: ignore[no-untyped-def]
     c, c_offset, c_row, start, start_offset, start_row,
     a, a_offset, a_row, a_step, b, b_offset, b_panel, b_row, m, n, depth,
@@ -177,17 +148,14 @@ def _product(  # type: ignore[no-untyped-def]
 
     `start` may be c itself, or one row for all with start_row 0. With a_row and a_step exchanged, a is read across.
     """
-    column = 0
-    while column + len(WIDE) * COLUMNS <= n:
-        column = _columns(
-            WIDE, column, c, c_offset, c_row, start, start_offset, start_row,
-            a, a_offset, a_row, a_step, b, b_offset, b_row, b_panel, m, depth,
-        )  # fmt: skip
-    if column < n:
-        _columns(
-            ONE, column, c, c_offset, c_row, start, start_offset, start_row,
-            a, a_offset, a_row, a_step, b, b_offset, b_row, b_panel, m, depth,
-        )  # fmt: skip
+    for column in range(0, n, PANELS * COLUMNS):
+        panel = b_offset + column // COLUMNS * b_panel
+        for row in range(0, m, ROWS):
+            # Not as tuples: taking arrays out of one counts references, for every tile anew.
+            _tile(
+                c, c_offset + row * c_row + column, c_row, start, start_offset + row * start_row + column, start_row,
+                a, a_offset + row * a_row, a_row, a_step, b, panel, b_row, b_panel, m - row, n - column, depth,
+            )  # fmt: skip
 
 
 @stage
