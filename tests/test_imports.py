@@ -109,7 +109,7 @@ def test_the_command_line_needs_no_torch_until_a_command_is_named():
         f"import sys; from headcode.cli import main; main(['--help']); print([n for n in {names} if n in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.splitlines()[-1] == "set()"
+    assert run.stdout.splitlines()[-1] == "[]"
 
 
 def test_public_names_and_rooms_come_when_they_are_used():
