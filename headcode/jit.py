@@ -13,6 +13,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import logging
 import os
 import pickle
 import stat
@@ -28,6 +29,9 @@ from headcode import private_api
 
 _PACKAGE = Path(__file__).parent
 _IMPORTED_AT = time.time()
+
+announce: Callable[[str], None] = logging.getLogger("headcode").info
+"""Told once per process that kernels are being compiled; commands have it print."""
 
 
 def why_disabled() -> str | None:
@@ -103,6 +107,7 @@ class _KernelCache:
         with contextlib.suppress(Exception):
             if path := self._path(signature, target_context.codegen()):
                 return private_api.rebuild_kernel(target_context, pickle.loads(_read_sealed(path)))
+        _announce_compiling()
         return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
@@ -128,6 +133,15 @@ class _KernelCache:
         parts = (module, self._function.__qualname__, line, *self._key, signature, processor)
         digest = hashlib.sha256(repr(parts).encode()).hexdigest()
         return folder and folder / f"{self._function.__name__}-{digest}.nbc"
+
+
+@functools.cache
+def _announce_compiling() -> None:
+    """Said once: a first run on a machine waits, and its user should know for what."""
+    announce(
+        "compiling kernels for this processor: about ten seconds, once on a machine "
+        "(headcode warmup compiles all of them ahead)."
+    )
 
 
 @functools.cache

@@ -108,3 +108,41 @@ def flash_attention_backward(
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, q, k, v, out, log_sums, 0.0, causal, scale=scale
     )
+
+
+def fused_adamw(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    averages: list[Tensor],
+    squares: list[Tensor],
+    steps: list[Tensor],
+    *,
+    learning_rate: float,
+    betas: tuple[float, float],
+    weight_decay: float,
+    epsilon: float,
+    found_inf: Tensor | None,
+) -> None:
+    """torch's AdamW in one kernel; everything is changed in place. Where `found_inf` is 1, nothing is."""
+    import torch
+
+    torch._foreach_add_(steps, 1)
+    torch._fused_adamw_(
+        parameters,
+        gradients,
+        averages,
+        squares,
+        [],
+        steps,
+        amsgrad=False,
+        lr=learning_rate,
+        beta1=betas[0],
+        beta2=betas[1],
+        weight_decay=weight_decay,
+        eps=epsilon,
+        maximize=False,
+        grad_scale=None,
+        found_inf=found_inf,
+    )
+    if found_inf is not None:
+        torch._foreach_sub_(steps, [found_inf] * len(steps))

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import headcode
 from tests.support.source import imported_modules
 
@@ -99,3 +101,33 @@ def test_import_brings_in_no_heavy_optional_module():
     code = f"import sys, headcode; print([name for name in {heavy} if name in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_the_command_line_needs_no_torch_until_a_command_is_named():
+    names = ["torch", "numpy", "tyro"]
+    code = (
+        f"import sys; from headcode.cli import main; main(['--help']); print([n for n in {names} if n in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "[]"
+
+
+def test_public_names_and_rooms_come_when_they_are_used():
+    assert set(headcode.__all__) <= set(dir(headcode))
+    for name in headcode.__all__:
+        assert getattr(headcode, name) is not None
+    assert headcode.tasks.TASKS
+    with pytest.raises(AttributeError, match="no attribute 'dodo'"):
+        _ = headcode.dodo
+
+
+def test_a_training_run_does_not_import_the_compiler_of_torch(tmp_path):
+    code = """
+import sys
+from headcode.cli import main
+main(["train", "logic", "--num-points", "5", "--steps", "1", "--eval-every", "0", "--out", sys.argv[1]])
+print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
+"""
+    run = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[-1] == "[]"

@@ -9,6 +9,8 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
+from headcode import jit
+
 # name -> what it is for; the module of the same name is imported only when the command is used.
 COMMANDS = {
     "demo": "See the hypernetwork inside an attention layer.",
@@ -28,6 +30,7 @@ COMMANDS = {
     "explore": "See codes decide, in the browser: a local web app.",
     "bench": "Measure the attention backends or the tasks.",
     "info": "Parameters, shapes and FLOPs of a checkpoint.",
+    "warmup": "Compile all kernels ahead, so that no later command waits.",
 }
 CLOSED_PIPE = 141
 """Exit code when the reader of our output (head, less) has gone: 128 + SIGPIPE, as other programs end."""
@@ -75,6 +78,7 @@ def _carry_out(arguments: list[str]) -> None:
     name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:
         _fail(f"There is no command {name!r}; the commands are: {', '.join(COMMANDS)}.")
+    jit.announce = lambda sentence: print(f"headcode: {sentence}", file=sys.stderr)
     try:
         module = importlib.import_module(f"headcode.cli.{name}")
         if hasattr(module, "parse"):  # a command whose flags depend on its arguments

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headcode.private_api import fused_adamw
 from headcode.run import OptimizationConfig
 from headcode.train.distributed import reshard_like
 from headcode.train.muon import Muon
@@ -51,6 +52,44 @@ def is_block_matrix(name: str, parameter: Tensor) -> bool:
     return name.startswith("blocks.") and name.endswith(".weight") and parameter.dim() == 2
 
 
+class AdamW:
+    """The bits of `torch.optim.AdamW(fused=True)`, for parameters that are whole and on one device.
+
+    It is the same kernel of torch. What is left out is what torch does around it at each step, and its import of
+    torch's compiler, more than a second of a run's start.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], epsilon: float) -> None:
+        self.param_groups = groups
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
+        self.found_inf: Tensor | None = None
+        self._betas, self._epsilon = betas, epsilon
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not parameters:
+                continue
+            entries = [self.state.get(parameter) or self._begin(parameter) for parameter in parameters]
+            fused_adamw(
+                parameters,
+                [parameter.grad for parameter in parameters],
+                *([entry[key] for entry in entries] for key in ("exp_avg", "exp_avg_sq", "step")),
+                learning_rate=group["lr"],
+                betas=self._betas,
+                weight_decay=group["weight_decay"],
+                epsilon=self._epsilon,
+                found_inf=self.found_inf,
+            )
+
+    def _begin(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        moments = (torch.zeros_like(parameter, memory_format=torch.preserve_format) for _ in range(2))
+        step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        self.state[parameter] = dict(zip(("step", "exp_avg", "exp_avg_sq"), (step, *moments), strict=True))
+        return self.state[parameter]
+
+
 class Optimizer:
     """AdamW over all parameters, or Muon over the blocks' matrices and AdamW over the rest.
 
@@ -62,7 +101,7 @@ class Optimizer:
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         muon = {n: p for n, p in parameters.items() if config.optimizer == "muon" and is_block_matrix(n, p)}
         adamw = {n: p for n, p in parameters.items() if n not in muon}
-        self.parts: list[torch.optim.Optimizer] = [_make_adamw(adamw, config, sharded)]
+        self.parts: list[AdamW | torch.optim.Optimizer] = [_make_adamw(adamw, config, sharded)]
         if muon:
             self.parts.append(Muon(muon.values(), lr=config.learning_rate, weight_decay=config.weight_decay))
         self.parameters = list(parameters.values())
@@ -70,7 +109,7 @@ class Optimizer:
     @property
     def skips_on_device(self) -> bool:
         """Whether `step` can be skipped by a tensor on the device, which the host does not have to read."""
-        return len(self.parts) == 1 and bool(self.parts[0].defaults.get("fused"))
+        return len(self.parts) == 1 and isinstance(self.parts[0], AdamW)
 
     def step(self, learning_rate: float, skip: Tensor | None = None) -> None:
         """One update. Where `skip` (a float scalar on the parameters' device, 0 or 1) is 1, nothing changes."""
@@ -78,7 +117,7 @@ class Optimizer:
             for group in part.param_groups:
                 group["lr"] = learning_rate
             if skip is not None:
-                part.found_inf, part.grad_scale = skip, None  # type: ignore[attr-defined]
+                part.found_inf = skip  # type: ignore[union-attr]
             part.step()
 
     def zero_grad(self) -> None:
@@ -111,30 +150,30 @@ class Optimizer:
                 for parameter in group["params"]:
                     if by_parameter:
                         entries = by_parameter[self._names[id(parameter)]]
-                        part.state[parameter] = {key: _placed(key, entries[key], parameter, group) for key in entries}
+                        part.state[parameter] = {key: _placed(key, entries[key], parameter, part) for key in entries}
 
 
-def _placed(key: str, value: Tensor, parameter: Tensor, group: dict[str, Any]) -> Tensor:
-    """An entry of the state on the device that torch expects; the step count is on the CPU unless AdamW is fused."""
+def _placed(key: str, value: Tensor, parameter: Tensor, part: Any) -> Tensor:
+    """An entry of the state on the device that is expected; the step count is on the CPU unless AdamW is fused."""
     if key != "step":
         if value.shape != parameter.shape:
             raise ValueError(f"The optimiser's state does not belong to this model: a {key:.80} has another shape.")
         return reshard_like(value, parameter)
-    return value.to(parameter.device) if group.get("fused") else value
+    return value.to(parameter.device) if isinstance(part, AdamW) else value
 
 
-def _make_adamw(parameters: dict[str, nn.Parameter], config: OptimizationConfig, sharded: bool) -> torch.optim.AdamW:
+def _make_adamw(
+    parameters: dict[str, nn.Parameter], config: OptimizationConfig, sharded: bool
+) -> "AdamW | torch.optim.AdamW":
     decayed = [p for name, p in parameters.items() if is_decayed(name, p)]
     others = [p for name, p in parameters.items() if not is_decayed(name, p)]
     groups = [
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
+    betas = (config.beta1, config.beta2)
+    if not sharded:
+        return AdamW(groups, betas, config.epsilon)
     return torch.optim.AdamW(
-        groups,
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        eps=config.epsilon,
-        fused=not sharded,
-        foreach=True if sharded else None,
+        groups, lr=config.learning_rate, betas=betas, eps=config.epsilon, fused=False, foreach=True
     )

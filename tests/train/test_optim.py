@@ -16,7 +16,7 @@ from headcode.presets import OptimizationConfig, RunConfig
 from headcode.tasks import Batch, Task
 from headcode.train import Runtime, Trainer, learning_rate, task_loss
 from headcode.train.muon import Muon, orthogonal
-from headcode.train.optim import Optimizer, is_block_matrix, is_decayed
+from headcode.train.optim import AdamW, Optimizer, is_block_matrix, is_decayed
 from tests.support import GOLDENS
 
 STEPS = dict(np.load(GOLDENS / "steps_a.npz"))
@@ -192,6 +192,33 @@ def test_state_from_the_cpu_goes_to_where_the_parameters_are():
         "weight.step": "cpu",
         "bias.step": "cpu",
     }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_adamw_has_the_bits_of_torch(dtype):
+    torch.manual_seed(0)
+    ours = [torch.nn.Parameter(torch.randn(shape, dtype=dtype)) for shape in ((7, 5), (11,), (3, 2), (2,))]
+    theirs = [torch.nn.Parameter(parameter.detach().clone()) for parameter in ours]
+
+    def groups(parameters):
+        decays = ((parameters[:2], 0.3), (parameters[2:], 0.0))
+        return [{"params": part, "weight_decay": decay, "lr": 0.1} for part, decay in decays]
+
+    mine = AdamW(groups(ours), (0.9, 0.99), 1e-8)
+    other = torch.optim.AdamW(groups(theirs), betas=(0.9, 0.99), eps=1e-8, fused=True)
+    for skip in (0, 0, 1, 0):
+        mine.found_inf = other.found_inf = torch.tensor(float(skip))
+        other.grad_scale = None
+        for a, b in zip(ours[:-1], theirs[:-1], strict=True):  # the last one never gets a gradient
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        mine.step()
+        other.step()
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b)
+        assert mine.state.get(a, {}).keys() == other.state.get(b, {}).keys()
+        assert all(torch.equal(mine.state[a][key], other.state[b][key]) for key in mine.state.get(a, {}))
+    assert ours[-1] not in mine.state and mine.state[ours[0]]["step"] == 3
 
 
 def test_muon_takes_the_matrices_inside_the_blocks():
