@@ -8,7 +8,6 @@ import numpy as np
 
 from headcode.jit import njit
 from headcode.ops.cpu.block_stages import (
-    CHUNK,
     PADDING,
     activate_backward,
     activate_rows,
@@ -36,6 +35,7 @@ def feed_backward_kernel(address):  # type: ignore[no-untyped-def]
     bias.
     """
     p, counter = array_at(address, BLOCK_PART)[0], array_at(address, WORDS)
+    chunk = p.chunk
     attended, middle, hidden = array_at(p.attended, SINGLE), array_at(p.middle, SINGLE), array_at(p.hidden, SINGLE)
     grad_out, grad_middle = array_at(p.grad_out, SINGLE), array_at(p.grad_middle, SINGLE)
     grad_attended, parts = array_at(p.grad_attended, SINGLE), array_at(p.parts, SINGLE)
@@ -45,8 +45,8 @@ def feed_backward_kernel(address):  # type: ignore[no-untyped-def]
     row, hidden_row = dim + PADDING, width + PADDING
     inner_row, heads_row = max(inner_width, dim) + PADDING, heads_width + PADDING
     dtype = SINGLE.dtype
-    grad, normed, inner = np.empty(CHUNK * row, dtype), np.empty(CHUNK * row, dtype), np.empty(CHUNK * inner_row, dtype)
-    slope, heads = np.empty(CHUNK * hidden_row, dtype), np.empty(CHUNK * heads_row, dtype)
+    grad, normed, inner = np.empty(chunk * row, dtype), np.empty(chunk * row, dtype), np.empty(chunk * inner_row, dtype)
+    slope, heads = np.empty(chunk * hidden_row, dtype), np.empty(chunk * heads_row, dtype)
     zeros = np.zeros(max(width, dim, inner_width, heads_width), dtype)
     zero = (zeros, 0, 0)
     while True:
@@ -60,8 +60,8 @@ def feed_backward_kernel(address):  # type: ignore[no-untyped-def]
         output_bias, for_norm, hidden_bias = inner_bias + dim, inner_bias + 2 * dim, inner_bias + 4 * dim
         parts[for_norm : for_norm + 2 * dim] = 0
         first, end = task_tokens(p, task)
-        for begin in range(first, end, CHUNK):
-            count, begun, offset = min(CHUNK, end - begin), begin > first, begin * dim
+        for begin in range(first, end, chunk):
+            count, begun, offset = min(chunk, end - begin), begin > first, begin * dim
             copy_rows(grad, row, grad_out, offset, dim, count, dim)
             sum_rows(parts, inner_bias, begun, grad, row, count, dim)
             activate_rows(inner, inner_row, slope, hidden_row, hidden, begin * width, width, p, count, True)
@@ -94,13 +94,14 @@ def project_backward_kernel(address):  # type: ignore[no-untyped-def]
     A part holds the gradients of weight, norm weight, norm bias and bias.
     """
     p, counter = array_at(address, BLOCK_PART)[0], array_at(address, WORDS)
+    chunk = p.chunk
     x, grad_x, weight = array_at(p.x, SINGLE), array_at(p.grad_x, SINGLE), array_at(p.weight, SINGLE)
     grad_middle, parts = array_at(p.grad_middle, SINGLE), array_at(p.parts, SINGLE)
     grad_projected = array_at(p.grad_projected, SINGLE)
     dim, width = p.dim, p.width
     row, given_row = dim + PADDING, width + PADDING
-    normed, grad = np.empty(CHUNK * row, SINGLE.dtype), np.empty(CHUNK * row, SINGLE.dtype)
-    given, zeros = np.empty(CHUNK * given_row, SINGLE.dtype), np.zeros(max(width, dim), SINGLE.dtype)
+    normed, grad = np.empty(chunk * row, SINGLE.dtype), np.empty(chunk * row, SINGLE.dtype)
+    given, zeros = np.empty(chunk * given_row, SINGLE.dtype), np.zeros(max(width, dim), SINGLE.dtype)
     while True:
         task = fetch_add(counter)
         if task >= p.tasks:
@@ -110,8 +111,8 @@ def project_backward_kernel(address):  # type: ignore[no-untyped-def]
         bias = for_norm + 2 * dim
         parts[for_norm : for_norm + 2 * dim] = 0
         first, end = task_tokens(p, task)
-        for begin in range(first, end, CHUNK):
-            count, begun = min(CHUNK, end - begin), begin > first
+        for begin in range(first, end, chunk):
+            count, begun = min(chunk, end - begin), begin > first
             copy_rows(given, given_row, grad_projected, begin * width, width, count, width)
             if p.angles != 0:
                 rotate_rows(given, 0, given_row, p, begin, count, -1.0)

@@ -10,7 +10,6 @@ import numpy as np
 
 from headcode.jit import njit
 from headcode.ops.cpu.block_stages import (
-    CHUNK,
     PADDING,
     activate_rows,
     measure,
@@ -30,18 +29,19 @@ from headcode.ops.cpu.simd_math import add
 def project_kernel(address):  # type: ignore[no-untyped-def]
     """projected = LN(x) W + b, of the tokens taken, its queries and keys turned; fills `statistics`."""
     p, counter = array_at(address, BLOCK_PART)[0], array_at(address, WORDS)
+    chunk = p.chunk
     x, weight, bias = array_at(p.x, SINGLE), array_at(p.weight, SINGLE), array_at(p.bias, SINGLE)
     projected = array_at(p.projected, SINGLE)
     dim, width = p.dim, p.width
     row = dim + PADDING
-    normed = np.empty(CHUNK * row, SINGLE.dtype)
+    normed = np.empty(chunk * row, SINGLE.dtype)
     while True:
         task = fetch_add(counter)
         if task >= p.tasks:
             return
         first, end = task_tokens(p, task)
-        for begin in range(first, end, CHUNK):
-            count = min(CHUNK, end - begin)
+        for begin in range(first, end, chunk):
+            count = min(chunk, end - begin)
             for t in range(count):
                 source = row_of(p, begin + t) * dim
                 measure(x, source, p, begin + t)
@@ -55,6 +55,7 @@ def project_kernel(address):  # type: ignore[no-untyped-def]
 def feed_kernel(address):  # type: ignore[no-untyped-def]
     """middle = x + attended W + b, out = middle + feed-forward(LN(middle)); fills middle, hidden and `statistics`."""
     p, counter = array_at(address, BLOCK_PART)[0], array_at(address, WORDS)
+    chunk = p.chunk
     x, attended, middle = array_at(p.x, SINGLE), array_at(p.attended, SINGLE), array_at(p.middle, SINGLE)
     out = array_at(p.out, SINGLE)
     output_weight, output_bias = array_at(p.output_weight, SINGLE), array_at(p.output_bias, SINGLE)
@@ -62,17 +63,17 @@ def feed_kernel(address):  # type: ignore[no-untyped-def]
     inner_weight, inner_bias = array_at(p.inner_weight, SINGLE), array_at(p.inner_bias, SINGLE)
     dim, width, inner_width, heads_width = p.dim, p.hidden_width, p.inner_width, p.attended_width
     row, inner_row = dim + PADDING, inner_width + PADDING
-    normed, inner = np.empty(CHUNK * row, SINGLE.dtype), np.empty(CHUNK * inner_row, SINGLE.dtype)
+    normed, inner = np.empty(chunk * row, SINGLE.dtype), np.empty(chunk * inner_row, SINGLE.dtype)
     kept = p.hidden != 0
     hidden_row = width if kept else width + PADDING
-    hidden = array_at(p.hidden, SINGLE) if kept else np.empty(CHUNK * hidden_row, SINGLE.dtype)
+    hidden = array_at(p.hidden, SINGLE) if kept else np.empty(chunk * hidden_row, SINGLE.dtype)
     while True:
         task = fetch_add(counter)
         if task >= p.tasks:
             return
         first, end = task_tokens(p, task)
-        for begin in range(first, end, CHUNK):
-            count, offset = min(CHUNK, end - begin), begin * dim
+        for begin in range(first, end, chunk):
+            count, offset = min(chunk, end - begin), begin * dim
             hidden_offset = begin * width if kept else 0
             for t in range(count):
                 source = row_of(p, begin + t) * dim

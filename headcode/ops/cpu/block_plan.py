@@ -17,6 +17,8 @@ from headcode.ops.cpu.launch import Area, Program, Section, Word, contiguous, ke
 from headcode.ops.options import AttentionOptions
 
 MOST_TASKS, LEAST_TASKS = 16, 4
+MOST_CHUNK = 128
+"""Tokens that a task works on together; more would not stay in a core's cache."""
 LEAST_TOKENS = 64
 """A task with fewer tokens would spend its time on its own copy of the weights' gradients."""
 MOST_PARTS = 2**24
@@ -287,7 +289,8 @@ class BlockPlan:
 
     def _launch(self, program: Program, name: str, kernel_name: str, **fields: Any) -> None:
         num_tasks, task_tokens = share_out(fields["tokens"], fields.get("part_size", 0))
-        words = record(records.BLOCK_PART, **fields, dim=self.sizes.dim, task_tokens=task_tokens)
+        fields |= {"dim": self.sizes.dim, "task_tokens": task_tokens, "chunk": chunk_of(task_tokens)}
+        words = record(records.BLOCK_PART, **fields)
         program.launch(name, kernel(*kernel_name.split(".")), words, num_tasks)
 
     def _tokens(self, chosen: bool) -> dict[str, int]:
@@ -345,3 +348,9 @@ def share_out(tokens: int, part_size: int) -> tuple[int, int]:
     num_tasks = max(1, min(most, tokens // LEAST_TOKENS))
     size = -(-tokens // num_tasks)
     return -(-tokens // size), size
+
+
+def chunk_of(tokens: int) -> int:
+    """Tokens of a chunk: all chunks of a task have about as many, in whole tiles of a product."""
+    num_chunks = -(-tokens // MOST_CHUNK)
+    return -(-tokens // (8 * num_chunks)) * 8

@@ -1,6 +1,6 @@
 """Stages that the fused block's kernels share: which tokens a task has, LayerNorm, and the feed-forward's activation.
 
-A task takes a stretch of tokens through every step, CHUNK of them at a time, so that all of a chunk's numbers stay in
+A task takes a stretch of tokens through every step, a chunk of them at a time, so that all of a chunk's numbers stay in
 the core's own cache. Rows of such local numbers are PADDING longer than they need to be: lengths are mostly powers of
 two, whose rows would all want the same lines of the cache. `p` is the launch's BLOCK_PART record; all numbers are
 float32. A token counts among those that are taken of each sequence.
@@ -14,7 +14,6 @@ from headcode.ops.cpu.records import LANES
 from headcode.ops.cpu.simd import constant, load, muladd, store
 from headcode.ops.cpu.simd_math import add, lane_sum, multiply, subtract
 
-CHUNK = 96
 PADDING = 16
 
 

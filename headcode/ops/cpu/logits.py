@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headcode.ops.cpu import records
-from headcode.ops.cpu.block_plan import share_out
+from headcode.ops.cpu.block_plan import chunk_of, share_out
 from headcode.ops.cpu.launch import Area, Program, Section, Word, contiguous, kernel, record
 
 PACKED_ROWS = 512
@@ -93,12 +93,23 @@ def _plan(tokens: int, dim: int, vocabulary: int, epsilon: float, kept: bool) ->
     num_tasks, size = share_out(tokens, 0)
     out, grad, grad_x, grad_table = (Section(name, 0, (), ()) for name in ("out", "grad", "grad_x", "grad_table"))
     project = "block_forward.project_kernel"
-    launch(forward, "project", project, num_tasks, task_tokens=size, weight=panels[0], bias=zeros, projected=out)
+    launch(
+        forward,
+        "project",
+        project,
+        num_tasks,
+        task_tokens=size,
+        chunk=chunk_of(size),
+        weight=panels[0],
+        bias=zeros,
+        projected=out,
+    )
     if panels[1] is not None:
         parts = scratch.take(num_tasks, 2 * dim)
-        for_tokens: dict[str, Word] = {"task_tokens": size, "weight": panels[1], "grad_projected": grad}
-        for_tokens |= {"grad_x": grad_x, "parts": parts, "part_size": 2 * dim}
-        for_table: dict[str, Word] = {"task_tokens": STRIPE, "grad_projected": grad, "parts": grad_table}
+        for_tokens: dict[str, Word] = {"task_tokens": size, "chunk": chunk_of(size), "weight": panels[1]}
+        for_tokens |= {"grad_projected": grad, "grad_x": grad_x, "parts": parts, "part_size": 2 * dim}
+        for_table: dict[str, Word] = {"task_tokens": STRIPE, "chunk": chunk_of(tokens), "parts": grad_table}
+        for_table |= {"grad_projected": grad}
         num_stripes = -(-vocabulary // STRIPE)
         launch(backward, "tokens", "logits_backward.tokens_backward_kernel", num_tasks, **for_tokens)
         backward.launch_sum("sum of norms", parts, sums)

@@ -56,8 +56,9 @@ ATTENTION = _record(
 
 BLOCK_PART = _record(
     [
-        # tokens in all; of each sequence of `length` tokens `taken` from `first` on; tokens of one task
-        *("tokens", "taken", "length", "first", "task_tokens"),
+        # tokens in all; of each sequence of `length` tokens `taken` from `first` on; of one task, and of
+        # those that it works on together
+        *("tokens", "taken", "length", "first", "task_tokens", "chunk"),
         # widths: of the model, of a projection, of the heads together, and of the feed-forward before and after its
         # activation, which differ if that is gated
         *("dim", "width", "attended_width", "hidden_width", "inner_width"),
