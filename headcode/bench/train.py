@@ -24,6 +24,7 @@ from headcode.nn import HyperAttention, Transformer
 from headcode.ops.cpu.launch import BoundProgram
 from headcode.presets import preset
 from headcode.run import RunConfig, override
+from headcode.tasks import Batch
 from headcode.train.cost import product_speed, step_flops
 from headcode.train.data import Prefetcher
 from headcode.train.distributed import Group
@@ -198,16 +199,21 @@ class SeparateProjections(HyperAttention):
 
 
 class Plain:
-    """The same model and loss, written as one would."""
+    """The same model and loss, written as one would; `attention` is how its attention is written."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        batch: Batch | None = None,
+        attention: type[HyperAttention] = SeparateProjections,
+    ) -> None:
         self.config = config
         self.model = Transformer(config.model.replace(backend="reference")).train()
         for module in list(self.model.modules()):
             if isinstance(module, HyperAttention):
-                module.__class__ = SeparateProjections
+                module.__class__ = attention
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0.1)
-        self._batch = config.task.sample("train", 0, config.batch_size)
+        self._batch = config.task.sample("train", 0, config.batch_size) if batch is None else batch
         self._count = 0
 
     def step(self) -> None:

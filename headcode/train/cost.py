@@ -13,9 +13,9 @@ def step_flops(config: RunConfig) -> int:
     return 3 * config.batch_size * forward_flops(config.model, config.task.sequence_length, config.task.queries)
 
 
-def product_speed(size: int = 1024, seconds: float = 0.5) -> float:
-    """FLOP/s of a square float32 matrix product on this CPU, the best of many."""
-    a, b = torch.randn(size, size), torch.randn(size, size)
+def product_speed(size: int = 1024, seconds: float = 0.5, dtype: torch.dtype = torch.float32) -> float:
+    """FLOP/s of a square matrix product on this CPU, the best of many."""
+    a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
     best, begin = float("inf"), time.perf_counter()
     while time.perf_counter() - begin < seconds:
         start = time.perf_counter()
