@@ -59,12 +59,16 @@ def measure(methods: Sequence[str], repeats: int) -> list[Row]:
 
 def needed_flops(shape: Shape, method: str) -> int:
     """FLOPs of forward and backward that no algorithm over pairs can avoid: backward costs twice the forward."""
-    products = 2 if METHODS[method].value_net == "linear" else 3
-    return 3 * 2 * products * shape.batch * shape.heads * shape.length**2 * shape.width
+    return 3 * 2 * _products(method) * shape.batch * shape.heads * shape.length**2 * shape.width
+
+
+def _products(method: str) -> int:
+    """Of the forward pass: scores, sums over keys, and the first layer of a value net that has two."""
+    return 2 if METHODS[method].value_net == "linear" else 3
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Four panels of milliseconds, one for each size; dashed, the limit that the cores' products set."""
+    """Four panels of milliseconds, one for each size, with the limit that the cores' products set."""
     flops_per_second = product_speed()
     import matplotlib
 
@@ -79,11 +83,14 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         for method in methods:
             measured = [times[str(shape), method, "cpu"] for shape in shapes]
             style = {"color": COLOURS.get(method), "marker": MARKERS.get(method, "v"), "markersize": 5}
-            (line,) = panel.plot(sizes, measured, label=f"{method}, fused", **style)
-            panel.plot(sizes, limits(shapes, method, flops_per_second), "--", color=line.get_color(), linewidth=1)
+            panel.plot(sizes, measured, label=f"{method}, fused", **style)
         measured = [times[str(shape), "softmax", "torch"] for shape in shapes]
         panel.plot(sizes, measured, "D-", color="#6c757d", markersize=4, label="softmax, torch's SDPA")
-        panel.plot([], [], "--", color="black", linewidth=1, label="same colour: limit of the cores")
+        for products, line in ((3, "--"), (2, ":")):
+            alike = [method for method in methods if _products(method) == products]
+            if alike:
+                bound = limits(shapes, alike[0], flops_per_second)
+                panel.plot(sizes, bound, line, color="black", linewidth=1.2, label=f"limit of {', '.join(alike)}")
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
         panel.set_xticks(sizes, [str(size) for size in sizes])
@@ -92,10 +99,11 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     for panel in panels[:, 0]:
         panel.set_ylabel("forward plus backward (ms)")
     handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, loc="upper center", ncols=len(labels))
-    limit = f"limit: the arithmetic that is needed, at {flops_per_second / 1e9:.0f} GFLOP/s (float32 products here)"
+    figure.legend(handles, labels, frameon=False, loc="upper center", ncols=-(-len(labels) // 2))
+    limit = f"limit: the multiplications and additions of these products at {flops_per_second / 1e9:.0f} GFLOP/s, "
+    limit += "the speed of a large float32 product on the same cores"
     figure.text(0.5, 0.005, limit, ha="center", va="bottom", fontsize=9)
-    figure.tight_layout(rect=(0, 0.02, 1, 0.95))
+    figure.tight_layout(rect=(0, 0.02, 1, 0.925))
     figure.savefig(path, dpi=150, metadata={"Software": None})
     pyplot.close(figure)
 

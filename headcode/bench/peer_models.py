@@ -66,7 +66,7 @@ class Compiled(Plain):
         start = time.perf_counter()
         try:
             self.step()
-            self.step()  # the dropout seed is another number now, for which the block is compiled once more
+            self.step()  # with another dropout seed: should that compile anew after all, it belongs to the price
         except RuntimeError as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise CannotCompile(f"torch.compile failed: {lines[0]}") from error
@@ -85,11 +85,14 @@ def why_not_compile() -> str | None:
 def fresh_compiler() -> Iterator[None]:
     """Inside the `with`, torch.compile starts from an empty cache, and refuses to fall back to eager in silence."""
     import torch._dynamo
+    import torch.compiler.config
 
     before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    # Methods and dropout seeds share the code of a block, and the default limit is 8 of such variants.
+    # All methods share the code of a block, and the default limit is 8 variants of it.
     limits = torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, limits:
+    # A constant seed would be compiled for, and every next one compiled for again.
+    seeds = torch.compiler.config.patch(dynamic_sources="L['dropout_seed']")  # type: ignore[attr-defined]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, limits, seeds:
         torch._dynamo.reset()
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
         try:

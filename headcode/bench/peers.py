@@ -60,7 +60,7 @@ class Peers:
     """Who is compared: eager, compile, sdpa, x-transformers, llama; none leaves ours alone."""
     rounds: int = 5
     """Turns of everybody; the median step of each counts."""
-    seconds: float = 0.5
+    seconds: float = 0.4
     """Time of one turn, at least three steps."""
     batch_size: int = 128
     """Instances of a puzzle's step; a language model's step has 16 sequences."""
