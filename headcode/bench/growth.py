@@ -11,8 +11,8 @@ import torch
 
 from headcode.bench.measure import medians
 from headcode.bench.ops import Row, Shape, check, step
+from headcode.bench.peaks import measured_peaks
 from headcode.ops import METHODS
-from headcode.train.cost import product_speed
 
 BASE = Shape(batch=16, heads=8, length=64, width=16)
 AXES: dict[str, tuple[int, ...]] = {
@@ -69,7 +69,7 @@ def _products(method: str) -> int:
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Four panels of milliseconds, one for each size, with the limit that the cores' products set."""
-    flops_per_second = product_speed()
+    flops_per_second = measured_peaks()["float32"]
     import matplotlib
 
     matplotlib.use("Agg")

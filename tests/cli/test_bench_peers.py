@@ -2,13 +2,15 @@
 
 import builtins
 import json
+import os
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
 from headcode import ModelConfig, Transformer
-from headcode.bench import lm, peer_models, peers
+from headcode.bench import lm, peaks, peer_models, peers
 from headcode.bench.measure import aligned_table
 from headcode.bench.train import setting
 from headcode.cli import main
@@ -98,8 +100,7 @@ def test_x_transformers_linear_sees_no_later_token():
 @pytest.fixture
 def quick(monkeypatch):
     """Measurements of nothing: limits, turns and compiling are instant."""
-    monkeypatch.setattr(peers, "product_speed", lambda dtype=torch.float32: 3e11 if dtype == torch.bfloat16 else 2e11)
-    monkeypatch.setattr(peers, "has_bf16", lambda: True)
+    monkeypatch.setattr(peers, "measured_peaks", lambda: {"float32": 2e11, "bf16": 3e11})
     taken = iter(range(1, 1000))
     monkeypatch.setattr(peers, "timed", lambda step, seconds, fewest: [0.001 * next(taken)] * fewest)
 
@@ -206,8 +207,48 @@ def test_aligned_columns():
     ]
 
 
-def test_the_speed_of_products_in_bf16():
-    assert product_speed(16, 0.001, torch.bfloat16) > 0
+def test_the_peak_is_the_fastest_product(monkeypatch):
+    speeds = {
+        (512, torch.float32, False): 2.0,
+        (1024, torch.float32, False): 3.0,
+        (512, torch.float32, True): 7.0,
+        (1024, torch.float32, True): 5.0,
+    }
+    monkeypatch.setattr(peaks, "product_speed", lambda size, seconds, dtype, onednn: speeds[size, dtype, onednn])
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(peaks, "has_bf16", lambda: False)
+    assert peaks.measured_peaks() == {"float32": 7.0}
+    speeds |= {(size, torch.bfloat16, onednn): size + onednn for size in peaks.SIZES for onednn in (False, True)}
+    monkeypatch.setattr(peaks, "has_bf16", lambda: True)
+    assert peaks.measured_peaks() == {"float32": 7.0, "bf16": 1025}
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert peaks.measured_peaks() == {"float32": 3.0, "bf16": 1024}
+
+
+@pytest.mark.parametrize(
+    ("names", "has"), [((), False), (("avx512_f",), False), (("amx_bf16",), True), (("bf16",), True)]
+)
+def test_a_processor_with_bf16(monkeypatch, names, has):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(names, True), raising=False)
+    assert peaks.has_bf16() is has
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("onednn", [False, torch.backends.mkldnn.is_available()])
+def test_the_speed_of_products(dtype, onednn):
+    assert product_speed(16, 0.001, dtype, onednn) > 0
+
+
+def test_the_compiler_starts_from_an_empty_cache_and_leaves_nothing(monkeypatch):
+    for before in (None, "/elsewhere"):
+        if before is None:
+            monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        else:
+            monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", before)
+        with peer_models.fresh_compiler():
+            folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+            assert folder.is_dir() and not list(folder.iterdir())
+        assert not folder.exists() and os.environ.get("TORCHINDUCTOR_CACHE_DIR") == before
 
 
 @pytest.mark.slow
