@@ -203,7 +203,7 @@ def authors_rows(task: str, methods: tuple[str, ...]) -> list[dict[str, Any]]:
     ratios = AUTHORS.get(task, {})
     unknown = {"ms": None, "gflops": None, "peak_share": None, "measured": False}
     return [
-        {"task": task, "model": "authors' JAX*", "method": method, "times_ours": ratios[method], **unknown}
+        {"task": task, "model": "authors' JAX†", "method": method, "times_ours": ratios[method], **unknown}
         for method in methods
         if method in ratios
     ]
@@ -246,7 +246,7 @@ has no linear attention of its own: `linear` is its `attn_custom_attn_fn` with
 the scores as they are. SDPA and x-transformers train without the dropout of
 attention that the others have in puzzles, and which would slow them down.
 
-\\* Not measured here: ratios of earlier runs on 2 cores of a Zen 4 processor, in
+† Not measured here: ratios of earlier runs on 2 cores of a Zen 4 processor, in
 turns with the step that headcode had then
 ([arXiv:2406.05816](https://arxiv.org/abs/2406.05816) names the authors' code).
 """

@@ -122,8 +122,8 @@ def test_rows(quick, capsys, tmp_path):
         ("headcode", "linear"),
         ("PyTorch, eager", "linear"),
         ("PyTorch, SDPA", "softmax"),
-        ("authors' JAX*", "softmax"),
-        ("authors' JAX*", "linear"),
+        ("authors' JAX†", "softmax"),
+        ("authors' JAX†", "linear"),
     ]
     measured, known = found["rows"][:5], found["rows"][5:]
     assert [row["ms"] for row in measured] == pytest.approx([1, 2, 3, 4, 5])
@@ -142,7 +142,7 @@ def test_rows(quick, capsys, tmp_path):
     by_method = [1, 1, 1, 1, 0, 0, 0]
     assert [row[1] == "softmax" for row in table[2:]] == by_method
     assert table[4][:4] == ["PyTorch, SDPA", "softmax", "5.0", "5.00×"]
-    assert table[5] == ["authors' JAX*", "softmax", "", "3.20×", "", ""]
+    assert table[5] == ["authors' JAX†", "softmax", "", "3.20×", "", ""]
     assert "turn 1 of 1" in printed.err
 
 
