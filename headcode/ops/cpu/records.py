@@ -83,3 +83,56 @@ PACKING_JOB = np.dtype([(name, np.int64) for name in ("matrix", "rows", "columns
 """A matrix (rows, columns) and where its panels go. Depth 0: panels of the transpose, (rows/16, columns, 16), for
 products that sum over the columns. Otherwise: panels of the matrix itself, (columns/16, depth, 16), for products that
 sum over the rows, which stand there from row `first` on, because other matrices may share the panels."""
+
+LAYER_NORM = np.dtype(
+    [(name, np.int64) for name in ("dim", "statistics", "norm_weight", "norm_bias")] + [("epsilon", np.float64)]
+)
+"""Of one LayerNorm: what `block_stages.measure` and `normalise` read."""
+
+DECODE = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            # 1 if a token was not in the vocabulary, and nothing was done
+            "refused",
+            # pairs of words (tasks taken, tasks done), one for each stage; rows of a product that are one task
+            *("stages", "piece"),
+            # sizes; the widths of queries and values are those of one head
+            *("batch", "dim", "heads", "qk_width", "v_width", "hidden_width", "inner_width"),
+            *("outputs", "vocab_size", "num_layers"),
+            # codes of the norm and the value net; whether the past is a state; tokens before this one
+            *("norm", "net", "recurrent", "past"),
+            # tokens and their stride; boolean padding mask and its strides, which is 0 where there is none
+            *("tokens", "token_step", "mask", "mask_batch", "mask_key"),
+            # embeddings; the vector of this position, and its row of the rotary table (cosines, sines), or 0
+            *("embedding", "place", "rotation"),
+            # bucket of each distance up to num_buckets, or 0
+            *("buckets", "num_buckets"),
+            # the DECODE_LAYERs
+            "layers",
+            # activations, one row per sequence
+            *("x", "normed", "projected", "attended", "hidden", "inner", "logits"),
+            *("output_weight", "output_bias"),
+        )
+    ]
+    + [("final_norm", LAYER_NORM)]
+    + [(name, np.float64) for name in ("scale", "epsilon", "output_scale")]
+)
+"""Read by `decode_kernel`: one new token of each sequence."""
+
+DECODE_LAYER = np.dtype(
+    [("attention_norm", LAYER_NORM), ("feedforward_norm", LAYER_NORM)]
+    + [
+        (name, np.int64)
+        for name in (
+            # weights as the model has them, (out, in); 0 for a bias that is not there
+            *("query_weight", "query_bias", "key_weight", "key_bias", "value_weight", "value_bias"),
+            *("output_weight", "output_bias", "hidden_weight", "hidden_bias", "signal_weight"),
+            *("inner_weight", "inner_bias", "query_norm", "key_norm", "table"),
+            # (batch, head, room, width), of which `past` are filled; or (batch, head, Dk, Dv) before and after
+            *("keys", "values", "room", "state", "next_state"),
+        )
+    ]
+    + [(name, np.float64) for name in ("query_epsilon", "key_epsilon")]
+)
+"""One layer of a DECODE record."""
