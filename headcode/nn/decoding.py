@@ -1,4 +1,4 @@
-"""One new token of each sequence, with a cache, as one call of a kernel (`ops.cpu.decode`): which models, and how.
+"""A few new tokens of each sequence, with a cache, as one call of a kernel (`ops.cpu.decode`): which models, and how.
 
 The kernel reads the model's own weights. What was found out about a model is kept with the cache and asked before each
 token whether it still holds: parts replaced or hooked, codes captured or edited, weights that moved elsewhere. Weights
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from itertools import chain
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from headcode.nn.attention import HyperAttention
 from headcode.nn.cache import DecodingCache, FastWeightState
-from headcode.nn.checks import resolve_method, why_not_recurrent
+from headcode.nn.checks import check_queries, resolve_method, why_not_recurrent
 from headcode.nn.config import ModelConfig
 from headcode.nn.feedforward import FEEDFORWARDS, SwigluFeedForward
 from headcode.nn.fused import BACKENDS
@@ -48,7 +48,10 @@ _SETTINGS = operator.attrgetter(
     *("recurrent", "backend", "num_heads"),
 )
 """Of an attention layer: all that decides what it computes, besides its weights."""
-_FIRST_POSITIONS = 64
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+MOST_TOKENS = 64
+"""In one call, of all sequences together: of more, the products and attention of the layers are sooner done."""
+_FEWEST_POSITIONS = 256
 
 
 class _NotServed(Exception):
@@ -58,16 +61,18 @@ class _NotServed(Exception):
 def decode_compiled(
     model: Transformer, x: Tensor, queries: slice | None, padding: Tensor | None, cache: DecodingCache
 ) -> Tensor | None:
-    """Logits (B, 1, output_dim) of one further token each (B, 1); None if they must come from the layers.
+    """Logits of further tokens (B, T), or of `queries` alone; None if they must come from the layers.
 
     What is wrong with a call is for the layers to say, too.
     """
-    if type(x) is not Tensor or x.dim() != 2 or x.shape[1] != 1 or x.dtype is not torch.int64 or not len(x):
+    if type(x) is not Tensor or x.dtype is not torch.int64 or x.dim() != 2 or not 0 < x.numel() <= MOST_TOKENS:
         return None
-    if queries is not None and queries not in (slice(-1, None), slice(0, 1), slice(0, None), slice(None)):
+    if torch.is_grad_enabled() or x.device.type != "cpu" or _is_watched(x, padding):
         return None
-    if torch.is_grad_enabled() or _watched(x, padding) or x.device.type != "cpu":
-        return None
+    kept = range(x.shape[1])
+    if queries is not None:
+        check_queries(queries, x.shape[1])
+        kept = kept[queries]
     step = cache.compiled
     if step is None or step.model is not model or not step.is_current():
         try:
@@ -75,7 +80,7 @@ def decode_compiled(
         except _NotServed:
             cache.compiled = None
             return None
-    return step.run(x, padding, cache)
+    return step.run(x, kept, padding, cache)
 
 
 def why_decoded_op_by_op(model: Transformer) -> str | None:
@@ -95,7 +100,7 @@ def why_decoded_op_by_op(model: Transformer) -> str | None:
     return None
 
 
-def _watched(*tensors: Tensor | None) -> bool:
+def _is_watched(*tensors: Tensor | None) -> bool:
     """Whether something traces, wraps, transforms or watches the call."""
     return (
         not eager.is_plain(*tensors)
@@ -113,56 +118,46 @@ class CompiledDecoding:
         self.model, self._config = model, model.config
         self._parts = _plain_parts(model)
         self._own = [part.__dict__ for part in self._parts]
-        self._children = [part._modules for part in (model, *self._parts)]
-        self._slots = [part._parameters for part in (model, *self._parts)]
-        self._attentions = [part for part in self._parts if type(part) is HyperAttention]
-        self._settings = [([], *_SETTINGS(attention)[1:]) for attention in self._attentions]  # without observers
+        self._hooks = [own[kind] for own in self._own for kind in _HOOKS]
+        everywhere = (model, *self._parts)
+        self._holders = [d for part in everywhere for d in (part._modules, part._parameters) if d]
         self._held = self._now_held()
         self._weights = [weight for weight in self._held if isinstance(weight, Tensor)]
+        self._attentions = [part for part in self._parts if type(part) is HyperAttention]
         self._facts = self._now_true()
         self._plan = _plan(model)
-        self._positions = _Positions(model)
+        self._tables, self._num_positions = _position_tables(model), 0
         self._can_recur = _can_recur(model.config)
         self._known: list[Any] = [None] * model.config.num_layers
 
     def is_current(self) -> bool:
-        """Whether the model still has the same parts, untouched, and its weights in the same memory."""
-        for own in self._own:
-            if (
-                own["_forward_hooks"]
-                or own["_forward_pre_hooks"]
-                or own["_backward_hooks"]
-                or own["_backward_pre_hooks"]
-                or "forward" in own
-            ):
-                return False
+        """Whether the model still has the same parts, untouched, and its weights in the same memory.
+
+        Asked for every token, so most of it is left to functions that are written in C.
+        """
         held = self._now_held()
         return (
             self.model.config is self._config
+            and not any(self._hooks)
+            and not any(map(operator.contains, self._own, repeat("forward")))
             and len(held) == len(self._held)
             and all(map(operator.is_, held, self._held))
             and self._now_true() == self._facts
-            and list(map(_SETTINGS, self._attentions)) == self._settings
         )
 
     def _now_held(self) -> list[Any]:
         """Modules and parameters, where the parts have them."""
-        return [*chain.from_iterable(map(dict.values, chain(self._children, self._slots)))]
+        return [*chain.from_iterable(map(dict.values, self._holders))]
 
-    def _now_true(self) -> tuple[Any, ...]:
-        """What could change of a part or of a weight and leave it the same object."""
-        weights = self._weights
-        return (
-            list(map(type, self._parts)),
-            list(map(Tensor.data_ptr, weights)),
-            list(map(Tensor.numel, weights)),
-            all(map(Tensor.is_contiguous, weights)),
-            {weight.dtype for weight in weights},
-        )
+    def _now_true(self) -> tuple[list[Any], ...]:
+        """What can change of a part or of a weight that stays the same object."""
+        places, kinds = list(map(Tensor.data_ptr, self._weights)), list(map(type, self._parts))
+        # Observers are a list that changes in place.
+        return places, kinds, [(len(observers), *rest) for observers, *rest in map(_SETTINGS, self._attentions)]
 
-    def run(self, x: Tensor, padding: Tensor | None, cache: DecodingCache) -> Tensor | None:
-        """Logits (B, 1, output_dim), with the cache extended; None if the kernel cannot use this cache or padding."""
-        layers, past, batch = cache.layers, cache.length, len(x)
+    def run(self, x: Tensor, kept: range, padding: Tensor | None, cache: DecodingCache) -> Tensor | None:
+        """The logits, with the cache extended; None if the kernel cannot use this cache or padding."""
+        layers, past, (batch, new) = cache.layers, cache.length, x.shape
         kind = type(layers[0])
         if any(type(layer) is not kind or layer.length != past for layer in layers):
             return None
@@ -170,32 +165,45 @@ class CompiledDecoding:
         if padding is not None and (
             padding.dtype is not torch.bool
             or padding.device.type != "cpu"
-            or tuple(padding.shape) != (batch, 1 if recurrent else past + 1)
+            or tuple(padding.shape) != (batch, new if recurrent else past + new)
         ):
             return None
-        places = self._positions.addresses(past)
-        if places is None:
+        if past + new > self._num_positions and not self._find_positions(past + new):
             return None
         if recurrent:
             states = self._bind_states(layers, batch, past)
-            if states is None:
-                return None
-        elif not self._bind_keys(layers, batch, past):
-            return None
-        logits = self._plan.run(x, past, padding, *places, recurrent=recurrent)
+            bound = bool(states)
+        else:
+            bound = self._bind_keys(layers, batch, past, new)
+        logits = self._plan.run(x, past, kept, padding, recurrent) if bound else None
         if logits is None:
             return None
         for index, layer in enumerate(layers):
             if recurrent:
                 layer.state = self._known[index] = states[index]
-            layer.length = past + 1
+            layer.length = past + new
         return logits
 
-    def _bind_keys(self, layers: list[Any], batch: int, past: int) -> bool:
-        """Tell the kernel where the buffers are, wherever they are others than for the token before."""
+    def _find_positions(self, length: int) -> bool:
+        """Give the kernel tables for so many positions; whether the model has them."""
+        config = self._config
+        if config.learns_positions and length > config.max_length:
+            return False
+        self._num_positions = config.max_length if config.learns_positions else max(2 * length, _FEWEST_POSITIONS)
+        self._plan.set_positions(*self._tables(self._num_positions))
+        return True
+
+    def _bind_keys(self, layers: list[Any], batch: int, past: int, new: int) -> bool:
+        """Tell the kernel where the buffers are, wherever they are others than for the tokens before."""
         for index, layer in enumerate(layers):
             known = self._known[index]
-            if known is not None and layer.keys is known[0] and layer.values is known[1] and past < known[2]:
+            if (
+                known is not None
+                and layer.keys is known[0]
+                and layer.values is known[1]
+                and past + new <= known[2]
+                and batch == known[3]
+            ):
                 continue
             shapes = self._plan.cache_shapes(batch)
             for buffer, (_, heads, width) in zip((layer.keys, layer.values), shapes, strict=True):
@@ -203,13 +211,13 @@ class CompiledDecoding:
                     not _is_usable(buffer) or (batch, heads, width) != (*buffer.shape[:2], buffer.shape[3])
                 ):
                     return False
-            keys, values = layer.reserve(*(torch.empty(()).expand(b, heads, 1, width) for b, heads, width in shapes))
+            keys, values = layer.reserve(*(torch.empty(()).expand(b, heads, new, width) for b, heads, width in shapes))
             self._plan.set_cache(index, keys, values)
-            self._known[index] = keys, values, keys.shape[2]
+            self._known[index] = keys, values, keys.shape[2], batch
         return True
 
     def _bind_states(self, layers: list[Any], batch: int, past: int) -> list[Tensor] | None:
-        """New memory for the states after this token: who holds those before it may go back to them."""
+        """New memory for the states after these tokens: who holds those before may go back to them."""
         if not self._can_recur:
             return None
         shape, states = self._plan.state_shape(batch), []
@@ -227,7 +235,7 @@ class CompiledDecoding:
 
 def _is_usable(tensor: Tensor) -> bool:
     return (
-        type(tensor) is Tensor
+        type(tensor) in (Tensor, nn.Parameter)
         and tensor.dtype is torch.float32
         and tensor.device.type == "cpu"
         and tensor.is_contiguous()
@@ -235,35 +243,16 @@ def _is_usable(tensor: Tensor) -> bool:
     )
 
 
-class _Positions:
-    """Where the kernel finds what a position adds to its token, and by what it turns queries and keys."""
-
-    def __init__(self, model: Transformer) -> None:
-        config = model.config
-        self._learned = model.positions
-        self._limit = config.max_length if config.learns_positions else math.inf
-        self._table: Tensor | None = None
-        self._make: Any = None
-        if config.position == "rotary":
-            self._make = functools.partial(_rotations, config.qk_dim // config.num_heads)
-        elif config.position == "sinusoidal":
-            self._make = functools.partial(_sinusoids, config.dim)
-        self._turns = config.position == "rotary"
-
-    def addresses(self, position: int) -> tuple[int, int] | None:
-        """Of what is added and of the rotation, 0 where there is none; None if the model has no such position."""
-        if self._learned is not None:
-            if position >= self._limit:
-                return None
-            table, position = self._learned, position % len(self._learned)
-        elif self._make is not None:
-            if self._table is None or position >= len(self._table):
-                self._table = self._make(max(2 * position, _FIRST_POSITIONS))
-            table = self._table
-        else:
-            return 0, 0
-        address = table.data_ptr() + 4 * position * table.shape[1]
-        return (0, address) if self._turns else (address, 0)
+def _position_tables(model: Transformer) -> Any:
+    """A function of the number of positions: what the kernel adds to tokens, and turns queries and keys by."""
+    config = model.config
+    if model.positions is not None:
+        return lambda length: (model.positions, None)
+    if config.position == "sinusoidal":
+        return lambda length: (_sinusoids(config.dim, length), None)
+    if config.position == "rotary":
+        return lambda length: (None, _rotations(config.qk_dim // config.num_heads, length))
+    return lambda length: (None, None)
 
 
 @functools.lru_cache(maxsize=8)
@@ -347,7 +336,7 @@ def _plan(model: Transformer) -> DecodePlan:
         weights |= _linear("output", model.output_proj, config.output_dim or 0, config.dim)
     weights |= _layer_norm("final_norm", model.final_norm, config.dim)
     if model.positions is not None:
-        _weight(model, "positions", len(model.positions), config.dim)
+        _weight(model, "positions", *model.positions.shape)
     banded = config.attention_position == "relative"
     if banded:
         weights["buckets"] = _buckets(config.max_length)
@@ -408,8 +397,8 @@ def _layer_norm(name: str, part: nn.Module, dim: int) -> Weights:
 
 def _weight(part: nn.Module, name: str, *shape: int) -> Tensor:
     weight = part._parameters.get(name)
-    if weight is None or tuple(weight.shape) != shape or not eager.is_plain(weight):
+    if weight is None or tuple(weight.shape) != shape:
         raise _NotServed(f"a weight is missing, or another than the model's config says: {name}, {shape}")
-    if not _is_usable(weight.detach()):
+    if not _is_usable(weight):
         raise _NotServed("the kernel is for contiguous float32 numbers on a CPU")
     return weight

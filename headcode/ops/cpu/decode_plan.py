@@ -17,7 +17,7 @@ from headcode.ops.cpu.launch import Area, kernel
 from headcode.ops.cpu.team import run_native_in_team
 from headcode.ops.registry import RMS_EPSILON
 
-STAGES_PER_LAYER, STAGES_AROUND = 8, 3
+STAGES_PER_LAYER, STAGES_AROUND = 9, 3
 PIECE = 64
 """Rows of a product that are one task where threads share it: a multiple of LANES."""
 SMALL = 2**21
@@ -65,8 +65,9 @@ class DecodePlan:
     def __init__(self, sizes: DecodeSizes, model: Weights, layers: Sequence[Weights]) -> None:
         self._sizes = sizes
         self._record, self._layers = np.zeros(1, records.DECODE), np.zeros(len(layers), records.DECODE_LAYER)
-        self._words = self._record.view(np.int64)
-        self._layer_words = self._layers.view(np.int64).reshape(len(layers), -1)
+        # Python writes single words through these twice as fast as into an array.
+        self._words = memoryview(self._record).cast("B").cast("q")
+        self._layer_words = memoryview(self._layers).cast("B").cast("q")
         self._stages = np.zeros(2 * (STAGES_PER_LAYER * len(layers) + STAGES_AROUND), np.int64)
         scales = {"scale": sizes.qk_width**-0.5, "epsilon": RMS_EPSILON, "output_scale": sizes.output_scale}
         shared = {name: value for name, value in sizes._asdict().items() if name not in scales}
@@ -83,7 +84,7 @@ class DecodePlan:
         self._norms, self._weights = norms, (model, layers)  # kept where the record says they are
         self._num_weights = sum(v.numel() for w in (model, *layers) for v in w.values() if isinstance(v, Tensor))
         self._kernel, self._start = kernel("decode", "decode_kernel"), _start(self._record)
-        self._batch, self._scratch = 0, torch.empty(0)
+        self._rows, self._scratch = 0, torch.empty(0)
 
     def cache_shapes(self, batch: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """(B, H, D) of a layer's keys and of its values."""
@@ -93,7 +94,7 @@ class DecodePlan:
         return batch, self._sizes.heads, self._sizes.qk_width, self._sizes.v_width
 
     def set_cache(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Where a layer finds its keys and values (B, H, room, D), which have room for one more."""
+        """Where a layer finds its keys and values (B, H, room, D), which have room for the new ones."""
         self._set_layer(layer, keys=keys.data_ptr(), values=values.data_ptr(), room=keys.shape[2])
 
     def set_state(self, layer: int, state: Tensor | None, next_state: Tensor) -> None:
@@ -101,29 +102,41 @@ class DecodePlan:
         self._set_layer(layer, state=0 if state is None else state.data_ptr(), next_state=next_state.data_ptr())
 
     def _set_layer(self, layer: int, **words: int) -> None:
+        first = layer * records.DECODE_LAYER.itemsize // 8
         for name, word in words.items():
-            self._layer_words[layer, _LAYER_WORD[name]] = word
+            self._layer_words[first + _LAYER_WORD[name]] = word
 
-    def run(self, tokens: Tensor, past: int, mask: Tensor | None, place: int, rotation: int, *, recurrent: bool) -> Tensor | None:
-        """Logits (B, 1, outputs) of tokens (B, 1) after `past` others; None if a token is not in the vocabulary.
+    def set_positions(self, places: Tensor | None, rotations: Tensor | None) -> None:
+        """Tables (position, dim) of what is added to tokens, and (position, Dk) of cosines and sines."""
+        for name, table in (("places", places), ("rotations", rotations)):
+            self._words[_WORD[name]] = 0 if table is None else table.data_ptr()
+        self._words[_WORD["num_places"]] = 0 if places is None else len(places)
+        self._tables = places, rotations
 
-        `mask` (B, keys) is True where a key is not seen; `place` and `rotation` are the addresses of what this position
-        adds to its token and by what it turns queries and keys, or 0.
+    def run(self, tokens: Tensor, past: int, kept: range, mask: Tensor | None, recurrent: bool) -> Tensor | None:
+        """Logits (B, kept, outputs) of some of the tokens (B, T) after `past` others.
+
+        None, with nothing done, if a token is not in the vocabulary. `mask` is (B, keys), of the new ones alone if the
+        past is a state, and True where a key is not seen.
         """
-        batch = tokens.shape[0]
-        if batch != self._batch:
-            self._allocate(batch)
-        logits = torch.empty(batch, 1, self._sizes.outputs)
+        batch, new = tokens.shape
+        if batch * new > self._rows:
+            self._allocate(batch * new)
+        logits = torch.empty(batch, len(kept), self._sizes.outputs)
         num_threads = torch.get_num_threads() if self._num_weights > SMALL else 1
         words = {
             "refused": 0,
             "piece": PIECE if num_threads > 1 else _ALL,
+            "batch": batch,
+            "new": new,
+            "rows": batch * new,
+            "first_kept": kept.start,
+            "kept": len(kept),
             "past": past,
             "recurrent": recurrent,
             "tokens": tokens.data_ptr(),
-            "token_step": tokens.stride(0),
-            "place": place,
-            "rotation": rotation,
+            "token_batch": tokens.stride(0),
+            "token_step": tokens.stride(1),
             "mask": 0,
             "logits": logits.data_ptr(),
         }
@@ -135,14 +148,14 @@ class DecodePlan:
         run_native_in_team(self._kernel, self._start, num_threads)
         return None if self._words[_WORD["refused"]] else logits
 
-    def _allocate(self, batch: int) -> None:
+    def _allocate(self, rows: int) -> None:
         sizes, area = self._sizes, Area("scratch")
         qk, v = sizes.heads * sizes.qk_width, sizes.heads * sizes.v_width
         widths = {"x": sizes.dim, "normed": sizes.dim, "projected": 2 * qk + v, "attended": v}
         widths |= {"hidden": sizes.hidden_width, "inner": sizes.inner_width}
-        sections = {name: area.take(batch, width) for name, width in widths.items()}
-        statistics = area.take(batch, 2)
-        self._scratch, self._batch, self._record["batch"] = torch.empty(area.size), batch, batch
+        sections = {name: area.take(rows, width) for name, width in widths.items()}
+        statistics = area.take(rows, 2)
+        self._scratch, self._rows = torch.empty(area.size), rows
         start = self._scratch.data_ptr()
         for name, section in sections.items():
             self._record[name] = start + 4 * section.start

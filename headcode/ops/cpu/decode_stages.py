@@ -1,11 +1,11 @@
-"""Stages of decoding: products of one token with weights, and its attention over what the cache holds.
+"""Stages of decoding: products of a few tokens with weights, and their attention over what the cache holds.
 
 Nothing is packed. Weights are read where the model has them, rows (out, in), keys and values where the cache has them:
 a token uses each number once, so that to move it first would take longer than to use it. A product is a dot product
-for each row, LANES rows at a time; the batch's tokens take turns with the same rows.
+for each row of the weight, LANES rows at a time, with which all tokens take turns.
 
-`p` is the launch's DECODE record, `layer` a DECODE_LAYER, b the sequence; all numbers are float32. Keys that are
-masked are left out before anything is read of them: `index` lists the others, and `count` is their number.
+`p` is the launch's DECODE record, `layer` a DECODE_LAYER, b a sequence; all numbers are float32. Keys that are masked
+are left out before anything is read of them: `index` lists the others, and `count` is their number.
 """
 
 import numpy as np
@@ -49,29 +49,29 @@ def _dot(rows, first, x, x_offset, width):  # type: ignore[no-untyped-def]
 
 @stage
 def project(  # type: ignore[no-untyped-def]
-    target, target_row, begun, weight, bias, source, depth, rows, first, end, batch
+    target, target_row, begun, weight, bias, source, depth, width, first, end, num_tokens
 ):
-    """target[b, r] = (target[b, r] if begun, else 0) + bias[r] + W[r]·source[b], of rows r from `first` to `end`.
+    """target[t, r] = (target[t, r] if begun, else 0) + bias[r] + W[r]·source[t], of rows r from `first` to `end`.
 
-    Rows beyond the matrix are another's. Weight (rows, depth) and bias are addresses.
+    Rows that the matrix (width, depth) does not have are another's. Weight and bias are addresses.
     """
-    first, end = max(first, 0), min(end, rows)
+    first, end = max(first, 0), min(end, width)
     weights, biases = array_at(weight, SINGLE), array_at(bias, SINGLE)
     whole = first + max(end - first, 0) // LANES * LANES
     for r in range(first, whole, LANES):
-        for b in range(batch):
-            offset = b * target_row + r
+        for t in range(num_tokens):
+            offset = t * target_row + r
             start = load(target, offset) if begun else constant(SINGLE, 0.0)
             if bias != 0:
                 start = add(start, load(biases, r))
             store(target, offset, start)
-            _add_dots(target, offset, weights, r * depth, depth, source, b * depth, depth)
+            _add_dots(target, offset, weights, r * depth, depth, source, t * depth, depth)
     for r in range(whole, end):
-        for b in range(batch):
-            total = _dot(weights, r * depth, source, b * depth, depth)
+        for t in range(num_tokens):
+            total = _dot(weights, r * depth, source, t * depth, depth)
             if bias != 0:
                 total += biases[r]
-            offset = b * target_row + r
+            offset = t * target_row + r
             target[offset] = target[offset] + total if begun else total
 
 
@@ -87,9 +87,9 @@ def _normalise_heads(rows, offset, heads, width, weight, epsilon):  # type: igno
 
 
 @stage
-def _rotate(rows, offset, heads, width, rotation):  # type: ignore[no-untyped-def]
-    """In place: channel pairs (d, d + width/2) of each head turned by the angles of this position."""
-    table, half = array_at(rotation, SINGLE), width // 2
+def _rotate(rows, offset, heads, width, table):  # type: ignore[no-untyped-def]
+    """In place: channel pairs (d, d + width/2) of each head, by the cosines and sines (width) of their angles."""
+    half = width // 2
     whole = half // LANES * LANES
     for first in range(offset, offset + heads * width, width):
         for d in range(0, whole, LANES):
@@ -106,35 +106,36 @@ def _rotate(rows, offset, heads, width, rotation):  # type: ignore[no-untyped-de
 
 
 @stage
-def prepare_heads(p, layer, row):  # type: ignore[no-untyped-def]
-    """In place: queries and keys of one token, side by side in `projected`, normalised, turned and scaled."""
+def prepare_heads(p, layer, row, position):  # type: ignore[no-untyped-def]
+    """In place: queries and keys of one token, from `row` of `projected` on, normalised, turned and scaled."""
     projected, width = array_at(p.projected, SINGLE), p.heads * p.qk_width
     if layer.query_norm != 0:
         _normalise_heads(projected, row, p.heads, p.qk_width, layer.query_norm, layer.query_epsilon)
         _normalise_heads(projected, row + width, p.heads, p.qk_width, layer.key_norm, layer.key_epsilon)
-    if p.rotation != 0:
-        _rotate(projected, row, 2 * p.heads, p.qk_width, p.rotation)
+    if p.rotations != 0:
+        table = array_at(p.rotations, SINGLE)[position * p.qk_width :]
+        _rotate(projected, row, 2 * p.heads, p.qk_width, table)
     for d in range(row, row + width, LANES):
         no_unroll()
         store(projected, d, multiply(load(projected, d), constant(SINGLE, p.scale)))
 
 
 @stage
-def append(p, cache, room, b, source, first, width):  # type: ignore[no-untyped-def]
-    """The newest key or value of each head to its place in the cache."""
+def append(p, cache, room, b, position, source, first, width):  # type: ignore[no-untyped-def]
+    """A token's key or value of each head, from `first` on, to its position in the cache."""
     target = array_at(cache, SINGLE)
     for h in range(p.heads):
-        offset = ((b * p.heads + h) * room + p.past) * width
+        offset = ((b * p.heads + h) * room + position) * width
         for d in range(width):
             no_unroll()
             target[offset + d] = source[first + h * width + d]
 
 
 @stage
-def list_visible(p, b, index):  # type: ignore[no-untyped-def]
-    """Fill `index` with the keys that are not masked; returns their number."""
+def list_visible(p, b, position, index):  # type: ignore[no-untyped-def]
+    """Fill `index` with the keys that a token at this position sees; returns their number."""
     mask, count = array_at(p.mask, BYTES), 0
-    for j in range(p.past + 1):
+    for j in range(position + 1):
         if p.mask == 0 or mask[b * p.mask_batch + j * p.mask_key] == 0:
             index[count] = j
             count += 1
@@ -142,7 +143,7 @@ def list_visible(p, b, index):  # type: ignore[no-untyped-def]
 
 
 @stage
-def _begin_scores(p, layer, s, row, index, count):  # type: ignore[no-untyped-def]
+def _begin_scores(p, layer, s, row, position, index, count):  # type: ignore[no-untyped-def]
     """s (head, row) = the relative bias, or 0."""
     if layer.table == 0:
         for i in range(0, p.heads * row, LANES):
@@ -151,17 +152,17 @@ def _begin_scores(p, layer, s, row, index, count):  # type: ignore[no-untyped-de
         return
     table, buckets = array_at(layer.table, SINGLE), array_at(p.buckets, WORDS)
     for i in range(count):
-        bucket = buckets[min(p.past - index[i], p.num_buckets)]
+        bucket = buckets[min(position - index[i], p.num_buckets)]
         for h in range(p.heads):
             no_unroll()
             s[h * row + i] = table[h * p.num_buckets + bucket]
 
 
 @stage
-def score(p, layer, b, s, row, query, index, count):  # type: ignore[no-untyped-def]
+def score(p, layer, b, s, row, query, position, index, count):  # type: ignore[no-untyped-def]
     """s[h, i] = q[h]·k[h, index[i]] + bias."""
     keys, projected, width = array_at(layer.keys, SINGLE), array_at(p.projected, SINGLE), p.qk_width
-    _begin_scores(p, layer, s, row, index, count)
+    _begin_scores(p, layer, s, row, position, index, count)
     for h in range(p.heads):
         start, line, q = (b * p.heads + h) * layer.room, h * row, query + h * width
         for i in range(0, count, LANES):
@@ -259,9 +260,9 @@ def _hidden_layer(p, layer, b, hidden, step, s, row, index, count):  # type: ign
 
 
 @stage
-def mix_values(p, layer, b, s, row, index, count):  # type: ignore[no-untyped-def]
-    """attended = what the value nets, generated by the codes, make of the values."""
-    attended, width, first = array_at(p.attended, SINGLE), p.v_width, b * p.heads * p.v_width
+def mix_values(p, layer, b, attended, first, s, row, index, count):  # type: ignore[no-untyped-def]
+    """attended (heads, v_width), from `first` on: what the value nets that the codes generate make of the values."""
+    width = p.v_width
     if p.net == LINEAR:
         values = array_at(layer.values, SINGLE)
         for h in range(p.heads):
@@ -269,42 +270,41 @@ def mix_values(p, layer, b, s, row, index, count):  # type: ignore[no-untyped-de
             _weigh(attended, first + h * width, s, h * row, values, start, width, index, count, width)
         return
     step = (width + LANES - 1) // LANES * LANES
-    hidden = np.empty((p.past + 1) * step, SINGLE.dtype)
+    hidden = np.empty((index[count - 1] + 1) * step, SINGLE.dtype)
     _hidden_layer(p, layer, b, hidden, step, s, row, index, count)
     for h in range(p.heads):
         _weigh(attended, first + h * width, s, h * row, hidden, 0, step, index, count, width)
 
 
 @stage
-def use_state(p, layer, b, query):  # type: ignore[no-untyped-def]
-    """next_state = state + k vᵀ and attended = next_stateᵀ q, of each head; a masked token adds nothing."""
-    projected, attended = array_at(p.projected, SINGLE), array_at(p.attended, SINGLE)
-    before, after, mask = array_at(layer.state, SINGLE), array_at(layer.next_state, SINGLE), array_at(p.mask, BYTES)
-    seen = p.mask == 0 or mask[b * p.mask_batch] == 0
+def use_state(p, layer, b, t, projected, row, attended, first):  # type: ignore[no-untyped-def]
+    """next_state = state + k vᵀ and attended = next_stateᵀ q, of each head of token t; a masked one adds nothing."""
+    state = layer.state if t == 0 else layer.next_state
+    before, after, mask = array_at(state, SINGLE), array_at(layer.next_state, SINGLE), array_at(p.mask, BYTES)
+    seen = p.mask == 0 or mask[b * p.mask_batch + t * p.mask_key] == 0
     depth, width = p.qk_width, p.v_width
     whole = width // LANES * LANES
     for h in range(p.heads):
-        q, k = query + h * depth, query + (p.heads + h) * depth
-        v, out = query + 2 * p.heads * depth + h * width, (b * p.heads + h) * width
+        q, k = row + h * depth, row + (p.heads + h) * depth
+        v, out = row + 2 * p.heads * depth + h * width, first + h * width
         matrix = (b * p.heads + h) * depth * width
         for d in range(0, whole, LANES):
             value, total = load(projected, v + d), constant(SINGLE, 0.0)
             for i in range(depth):
                 no_unroll()
                 offset = matrix + i * width + d
-                weight = load(before, offset) if layer.state != 0 else constant(SINGLE, 0.0)
+                weight = load(before, offset) if state != 0 else constant(SINGLE, 0.0)
                 if seen:
                     weight = muladd(splat(projected, k + i), value, weight)
                 store(after, offset, weight)
                 total = muladd(splat(projected, q + i), weight, total)
             store(attended, out + d, total)
         for d in range(whole, width):
-            sum_ = np.float32(0)
+            attended[out + d] = 0
             for i in range(depth):
                 offset = matrix + i * width + d
-                single = before[offset] if layer.state != 0 else np.float32(0)
+                number = before[offset] if state != 0 else np.float32(0)
                 if seen:
-                    single += projected[k + i] * projected[v + d]
-                after[offset] = single
-                sum_ += projected[q + i] * single
-            attended[out + d] = sum_
+                    number += projected[k + i] * projected[v + d]
+                after[offset] = number
+                attended[out + d] += projected[q + i] * number

@@ -97,20 +97,22 @@ DECODE = np.dtype(
             "refused",
             # pairs of words (tasks taken, tasks done), one for each stage; rows of a product that are one task
             *("stages", "piece"),
+            # sequences, new tokens of each (rows of activations in all), and of which of these there are logits
+            *("batch", "new", "rows", "first_kept", "kept"),
             # sizes; the widths of queries and values are those of one head
-            *("batch", "dim", "heads", "qk_width", "v_width", "hidden_width", "inner_width"),
+            *("dim", "heads", "qk_width", "v_width", "hidden_width", "inner_width"),
             *("outputs", "vocab_size", "num_layers"),
-            # codes of the norm and the value net; whether the past is a state; tokens before this one
+            # codes of the norm and the value net; whether the past is a state; tokens before the new ones
             *("norm", "net", "recurrent", "past"),
-            # tokens and their stride; boolean padding mask and its strides, which is 0 where there is none
-            *("tokens", "token_step", "mask", "mask_batch", "mask_key"),
-            # embeddings; the vector of this position, and its row of the rotary table (cosines, sines), or 0
-            *("embedding", "place", "rotation"),
+            # tokens and their strides; boolean mask of keys (of new ones if the past is a state), True where not seen
+            *("tokens", "token_batch", "token_step", "mask", "mask_batch", "mask_key"),
+            # embeddings; vectors that are added at each position, which repeat; cosines and sines of each position
+            *("embedding", "places", "num_places", "rotations"),
             # bucket of each distance up to num_buckets, or 0
             *("buckets", "num_buckets"),
             # the DECODE_LAYERs
             "layers",
-            # activations, one row per sequence
+            # activations
             *("x", "normed", "projected", "attended", "hidden", "inner", "logits"),
             *("output_weight", "output_bias"),
         )
@@ -118,7 +120,7 @@ DECODE = np.dtype(
     + [("final_norm", LAYER_NORM)]
     + [(name, np.float64) for name in ("scale", "epsilon", "output_scale")]
 )
-"""Read by `decode_kernel`: one new token of each sequence."""
+"""Read by `decode_kernel`. Addresses are 0 where there is nothing."""
 
 DECODE_LAYER = np.dtype(
     [("attention_norm", LAYER_NORM), ("feedforward_norm", LAYER_NORM)]
