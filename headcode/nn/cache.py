@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 
 
+FIRST_ROOM = 64
+"""Tokens that a new buffer has room for, at least."""
+
+
 class KeyValueCache:
     """Keys and values of one layer, in a buffer that doubles when it is full."""
 
@@ -55,7 +59,7 @@ class KeyValueCache:
         batch, heads, length, width = new.shape
         needed = self.length + length
         if buffer is None:
-            return new.new_empty(batch, heads, needed, width)
+            return new.new_empty(batch, heads, max(needed, FIRST_ROOM), width)
         if buffer.shape[0] != batch:
             raise ValueError(f"The cache holds a batch of {buffer.shape[0]}, got {batch}; start a new cache.")
         if buffer.shape[2] >= needed:

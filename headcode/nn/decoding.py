@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from headcode.nn.attention import HyperAttention
 from headcode.nn.cache import DecodingCache, FastWeightState
-from headcode.nn.checks import check_queries, resolve_method, why_not_recurrent
+from headcode.nn.checks import resolve_method, why_not_recurrent
 from headcode.nn.config import ModelConfig
 from headcode.nn.feedforward import FEEDFORWARDS, SwigluFeedForward
 from headcode.nn.fused import BACKENDS
@@ -49,7 +49,7 @@ _SETTINGS = operator.attrgetter(
 )
 """Of an attention layer: all that decides what it computes, besides its weights."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-MOST_TOKENS = 64
+MOST_TOKENS = 256
 """In one call, of all sequences together: of more, the products and attention of the layers are sooner done."""
 _FEWEST_POSITIONS = 256
 
@@ -71,8 +71,8 @@ def decode_compiled(
         return None
     kept = range(x.shape[1])
     if queries is not None:
-        check_queries(queries, x.shape[1])
-        kept = kept[queries]
+        if type(queries) is not slice or queries.step not in (None, 1) or not (kept := kept[queries]):
+            return None
     step = cache.compiled
     if step is None or step.model is not model or not step.is_current():
         try:

@@ -4,7 +4,7 @@ The record has the addresses of the model's own weights. Nothing is copied from 
 the addresses; whoever makes a `DecodePlan` watches these.
 """
 
-import functools
+import struct
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,8 +20,8 @@ from headcode.ops.registry import RMS_EPSILON
 STAGES_PER_LAYER, STAGES_AROUND = 9, 3
 PIECE = 64
 """Rows of a product that are one task where threads share it: a multiple of LANES."""
-SMALL = 2**21
-"""Weights up to which one thread alone is sooner done than several that wait for each other at each stage."""
+SMALL = 2**22
+"""Weights times tokens up to which one thread alone is as soon done as several that wait for each other."""
 
 
 class DecodeSizes(NamedTuple):
@@ -43,15 +43,21 @@ class DecodeSizes(NamedTuple):
 
 
 Weights = Mapping[str, Tensor | float]
-"""By their fields in the record, where those of a LayerNorm come after a dot: tensors, or numbers."""
+"""Tensors and numbers of a record by the names of their fields; those of a LayerNorm come after its name and a dot."""
 
 
 def _positions(dtype: np.dtype) -> dict[str, int]:
-    """Of the fields among a record's words."""
-    return {name: offset // 8 for name, (_, offset, *_) in (dtype.fields or {}).items()}
+    """Of the fields among a record's words; of fields of a field, after a dot."""
+    found = {}
+    for name, (kind, offset, *_) in (dtype.fields or {}).items():
+        inside = _positions(kind) if kind.names else {"": 0}
+        found |= {f"{name}.{field}".rstrip("."): offset // 8 + position for field, position in inside.items()}
+    return found
 
 
 _WORD, _LAYER_WORD = _positions(records.DECODE), _positions(records.DECODE_LAYER)
+_LAYER_SIZE = records.DECODE_LAYER.itemsize // 8
+_CALL = struct.Struct(f"{len(records.DECODE_CALL)}q")
 _ALL = 2**40
 
 
@@ -64,27 +70,21 @@ class DecodePlan:
 
     def __init__(self, sizes: DecodeSizes, model: Weights, layers: Sequence[Weights]) -> None:
         self._sizes = sizes
-        self._record, self._layers = np.zeros(1, records.DECODE), np.zeros(len(layers), records.DECODE_LAYER)
+        record, layer_records = np.zeros(1, records.DECODE), np.zeros(len(layers), records.DECODE_LAYER)
+        self._start = _start(record)
+        self._stages = np.zeros((STAGES_PER_LAYER * len(layers) + STAGES_AROUND, 2), np.int64)
         # Python writes single words through these twice as fast as into an array.
-        self._words = memoryview(self._record).cast("B").cast("q")
-        self._layer_words = memoryview(self._layers).cast("B").cast("q")
-        self._stages = np.zeros(2 * (STAGES_PER_LAYER * len(layers) + STAGES_AROUND), np.int64)
-        scales = {"scale": sizes.qk_width**-0.5, "epsilon": RMS_EPSILON, "output_scale": sizes.output_scale}
-        shared = {name: value for name, value in sizes._asdict().items() if name not in scales}
-        constants = {"num_layers": len(layers), "layers": _start(self._layers), "stages": _start(self._stages)}
-        for name, value in (shared | constants | scales).items():
-            self._record[name] = value
-        for record, weights in ((self._record[0], model), *zip(self._layers, layers, strict=True)):
-            for name, value in weights.items():
-                part, _, field = name.rpartition(".")
-                (record[part] if part else record)[field] = value if isinstance(value, float) else value.data_ptr()
-        norms = [self._record[0]["final_norm"], *self._layers["attention_norm"], *self._layers["feedforward_norm"]]
-        for norm in norms:
-            norm["dim"] = sizes.dim
-        self._norms, self._weights = norms, (model, layers)  # kept where the record says they are
+        self._words, self._layer_words = (memoryview(r.view(np.int64)) for r in (record, layer_records))
+        floats, layer_floats = (memoryview(r.view(np.float64)) for r in (record, layer_records))
+        numbers = {**sizes._asdict(), "scale": sizes.qk_width**-0.5, "epsilon": RMS_EPSILON, "final_norm.dim": sizes.dim}
+        numbers |= {"num_layers": len(layers), "layers": _start(layer_records), "stages": _start(self._stages)}
+        _fill(self._words, floats, _WORD, 0, {**numbers, **model})
+        norms = {"attention_norm.dim": sizes.dim, "feedforward_norm.dim": sizes.dim}
+        for index, weights in enumerate(layers):
+            _fill(self._layer_words, layer_floats, _LAYER_WORD, index * _LAYER_SIZE, {**norms, **weights})
+        self._num_layers, self._weights = len(layers), (model, layers)  # kept where the records say they are
         self._num_weights = sum(v.numel() for w in (model, *layers) for v in w.values() if isinstance(v, Tensor))
-        self._kernel, self._start = kernel("decode", "decode_kernel"), _start(self._record)
-        self._rows, self._scratch = 0, torch.empty(0)
+        self._kernel, self._rows, self._scratch = kernel("decode", "decode_kernel"), 0, torch.empty(0)
 
     def cache_shapes(self, batch: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """(B, H, D) of a layer's keys and of its values."""
@@ -102,9 +102,8 @@ class DecodePlan:
         self._set_layer(layer, state=0 if state is None else state.data_ptr(), next_state=next_state.data_ptr())
 
     def _set_layer(self, layer: int, **words: int) -> None:
-        first = layer * records.DECODE_LAYER.itemsize // 8
         for name, word in words.items():
-            self._layer_words[first + _LAYER_WORD[name]] = word
+            self._layer_words[layer * _LAYER_SIZE + _LAYER_WORD[name]] = word
 
     def set_positions(self, places: Tensor | None, rotations: Tensor | None) -> None:
         """Tables (position, dim) of what is added to tokens, and (position, Dk) of cosines and sines."""
@@ -123,27 +122,12 @@ class DecodePlan:
         if batch * new > self._rows:
             self._allocate(batch * new)
         logits = torch.empty(batch, len(kept), self._sizes.outputs)
-        num_threads = torch.get_num_threads() if self._num_weights > SMALL else 1
-        words = {
-            "refused": 0,
-            "piece": PIECE if num_threads > 1 else _ALL,
-            "batch": batch,
-            "new": new,
-            "rows": batch * new,
-            "first_kept": kept.start,
-            "kept": len(kept),
-            "past": past,
-            "recurrent": recurrent,
-            "tokens": tokens.data_ptr(),
-            "token_batch": tokens.stride(0),
-            "token_step": tokens.stride(1),
-            "mask": 0,
-            "logits": logits.data_ptr(),
-        }
-        if mask is not None:
-            words |= {"mask": mask.data_ptr(), "mask_batch": mask.stride(0), "mask_key": mask.stride(1)}
-        for name, word in words.items():
-            self._words[_WORD[name]] = word
+        num_threads = torch.get_num_threads() if self._num_weights * batch * new > SMALL else 1
+        call = (0, PIECE if num_threads > 1 else _ALL)
+        call += batch, new, batch * new, kept.start, len(kept), past, recurrent
+        call += tokens.data_ptr(), *tokens.stride()
+        call += (0, 0, 0) if mask is None else (mask.data_ptr(), *mask.stride())
+        _CALL.pack_into(self._words, 0, *call, logits.data_ptr())
         self._stages.fill(0)
         run_native_in_team(self._kernel, self._start, num_threads)
         return None if self._words[_WORD["refused"]] else logits
@@ -158,6 +142,17 @@ class DecodePlan:
         self._scratch, self._rows = torch.empty(area.size), rows
         start = self._scratch.data_ptr()
         for name, section in sections.items():
-            self._record[name] = start + 4 * section.start
-        for norm in self._norms:
-            norm["statistics"] = start + 4 * statistics.start
+            self._words[_WORD[name]] = start + 4 * section.start
+        self._words[_WORD["final_norm.statistics"]] = start + 4 * statistics.start
+        for layer in range(self._num_layers):
+            for norm in ("attention_norm", "feedforward_norm"):
+                position = layer * _LAYER_SIZE + _LAYER_WORD[f"{norm}.statistics"]
+                self._layer_words[position] = start + 4 * statistics.start
+
+
+def _fill(words: memoryview, floats: memoryview, positions: dict[str, int], first: int, values: Mapping) -> None:
+    for name, value in values.items():
+        if isinstance(value, float):
+            floats[first + positions[name]] = value
+        else:
+            words[first + positions[name]] = value.data_ptr() if isinstance(value, Tensor) else value

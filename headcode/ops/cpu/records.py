@@ -89,23 +89,34 @@ LAYER_NORM = np.dtype(
 )
 """Of one LayerNorm: what `block_stages.measure` and `normalise` read."""
 
+DECODE_CALL = (
+    # 1 if a token was not in the vocabulary, and nothing was done
+    "refused",
+    # rows of a weight whose products are one task
+    "piece",
+    # sequences, new tokens of each (rows of activations in all), and of which of these there are logits
+    *("batch", "new", "rows", "first_kept", "kept"),
+    # tokens before the new ones; whether a state stands for them
+    *("past", "recurrent"),
+    # tokens and their strides
+    *("tokens", "token_batch", "token_step"),
+    # boolean mask of keys (of new ones if the past is a state), True where not seen
+    *("mask", "mask_batch", "mask_key"),
+    "logits",
+)
+"""The first words of a DECODE record: what differs from call to call."""
 DECODE = np.dtype(
     [
         (name, np.int64)
         for name in (
-            # 1 if a token was not in the vocabulary, and nothing was done
-            "refused",
-            # pairs of words (tasks taken, tasks done), one for each stage; rows of a product that are one task
-            *("stages", "piece"),
-            # sequences, new tokens of each (rows of activations in all), and of which of these there are logits
-            *("batch", "new", "rows", "first_kept", "kept"),
+            *DECODE_CALL,
+            # pairs of words (tasks taken, tasks done), one for each stage
+            "stages",
             # sizes; the widths of queries and values are those of one head
             *("dim", "heads", "qk_width", "v_width", "hidden_width", "inner_width"),
             *("outputs", "vocab_size", "num_layers"),
-            # codes of the norm and the value net; whether the past is a state; tokens before the new ones
-            *("norm", "net", "recurrent", "past"),
-            # tokens and their strides; boolean mask of keys (of new ones if the past is a state), True where not seen
-            *("tokens", "token_batch", "token_step", "mask", "mask_batch", "mask_key"),
+            # codes of the norm and the value net
+            *("norm", "net"),
             # embeddings; vectors that are added at each position, which repeat; cosines and sines of each position
             *("embedding", "places", "num_places", "rotations"),
             # bucket of each distance up to num_buckets, or 0
@@ -113,7 +124,7 @@ DECODE = np.dtype(
             # the DECODE_LAYERs
             "layers",
             # activations
-            *("x", "normed", "projected", "attended", "hidden", "inner", "logits"),
+            *("x", "normed", "projected", "attended", "hidden", "inner"),
             *("output_weight", "output_bias"),
         )
     ]
