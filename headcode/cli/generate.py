@@ -14,7 +14,8 @@ import tyro
 
 from headcode.cli._training import Switch, print_json, say_warning
 from headcode.nn import Transformer
-from headcode.nn.generation import can_recur, generate
+from headcode.nn.config import can_recur
+from headcode.nn.generation import generate
 from headcode.run import RunConfig
 from headcode.tasks.language.tokenizer import TextStream, Tokenizer, read_tokenizer
 from headcode.train.checkpoint import choose_checkpoint, load_from

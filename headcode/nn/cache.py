@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
 FIRST_ROOM = 64
 """Tokens that a new buffer has room for, at least."""
 

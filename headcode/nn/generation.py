@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from headcode.nn.checks import resolve_method, why_not_recurrent
-from headcode.nn.config import ModelConfig
+from headcode.nn.config import ModelConfig, can_recur
 from headcode.nn.transformer import Transformer
 
 BOUNDED_POSITIONS = ("relative", "learned", "relative_learned")
@@ -18,13 +17,6 @@ BOUNDED_POSITIONS = ("relative", "learned", "relative_learned")
 def longest_sequence(config: ModelConfig) -> int | None:
     """How many tokens, prompt included, a model has positions for; None if there is no end."""
     return config.max_length if config.position in BOUNDED_POSITIONS else None
-
-
-def can_recur(config: ModelConfig) -> bool:
-    """Whether this model can decode with a state of constant size in place of all past keys and values."""
-    norm, value_net = resolve_method(config.method, config.norm, config.value_net)
-    # Dropout is left out: it plays no part in decoding.
-    return why_not_recurrent(norm, value_net, config.pooling, config.causal, config.attention_position, 0.0) is None
 
 
 def generate(
@@ -103,10 +95,10 @@ def choose(
     probabilities = torch.softmax((scaled - scaled.max()) / temperature, -1)
     if top_p < 1 or top_k is not None:
         ordered, order = probabilities.sort(descending=True, stable=True)
-        ordered[top_k:] = 0.0
-        before = ordered.cumsum(0) - ordered
-        ordered[before >= top_p * ordered.sum()] = 0.0  # the most probable one stays, whatever top_p is
-        probabilities = torch.zeros_like(probabilities).scatter(0, order, ordered)
+        kept = ordered[:top_k].clone()
+        before = kept.cumsum(0) - kept
+        kept[before >= top_p * kept.sum()] = 0.0  # the most probable one stays, whatever top_p is
+        probabilities = torch.zeros_like(probabilities).scatter(0, order[:top_k], kept)
     return int(torch.multinomial(probabilities, 1, generator=generator))
 
 

@@ -8,7 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headcode import METHODS
 from headcode.nn import ModelConfig, Transformer, forward_flops, generate
-from headcode.nn.generation import can_recur, choose, longest_sequence
+from headcode.nn.config import can_recur
+from headcode.nn.generation import choose, longest_sequence
 from tests.support.models import DECODER
 
 

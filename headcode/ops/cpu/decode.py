@@ -145,8 +145,7 @@ def _append(p, layer, t):  # type: ignore[no-untyped-def]
 
 @stage
 def _attend(p, layer, t):  # type: ignore[no-untyped-def]
-    projected, attended = array_at(p.projected, SINGLE), array_at(p.attended, SINGLE)
-    v = p.heads * p.v_width
+    attended, v = array_at(p.attended, SINGLE), p.heads * p.v_width
     width = 2 * p.heads * p.qk_width + v
     b, position, first = t // p.new, p.past + t % p.new, t * v
     index = np.empty(position + 1, WORDS.dtype)
@@ -207,8 +206,9 @@ def _project_inner(p, layer, task):  # type: ignore[no-untyped-def]
 @stage
 def _project_outputs(p, layer, task):  # type: ignore[no-untyped-def]
     logits, normed, first = array_at(p.logits, SINGLE), array_at(p.normed, SINGLE), task * p.piece
-    end, outputs = first + p.piece, p.outputs
-    project(logits, outputs, False, p.output_weight, p.output_bias, normed, p.dim, outputs, first, end, p.batch * p.kept)
+    outputs, count = p.outputs, p.batch * p.kept
+    end = first + p.piece
+    project(logits, outputs, False, p.output_weight, p.output_bias, normed, p.dim, outputs, first, end, count)
 
 
 @njit()

@@ -5,8 +5,9 @@ the addresses; whoever makes a `DecodePlan` watches these.
 """
 
 import struct
+import sys
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,7 +49,7 @@ Weights = Mapping[str, Tensor | float]
 
 def _positions(dtype: np.dtype) -> dict[str, int]:
     """Of the fields among a record's words; of fields of a field, after a dot."""
-    found = {}
+    found: dict[str, int] = {}
     for name, (kind, offset, *_) in (dtype.fields or {}).items():
         inside = _positions(kind) if kind.names else {"": 0}
         found |= {f"{name}.{field}".rstrip("."): offset // 8 + position for field, position in inside.items()}
@@ -74,14 +75,14 @@ class DecodePlan:
         self._start = _start(record)
         self._stages = np.zeros((STAGES_PER_LAYER * len(layers) + STAGES_AROUND, 2), np.int64)
         # Python writes single words through these twice as fast as into an array.
-        self._words, self._layer_words = (memoryview(r.view(np.int64)) for r in (record, layer_records))
-        floats, layer_floats = (memoryview(r.view(np.float64)) for r in (record, layer_records))
-        numbers = {**sizes._asdict(), "scale": sizes.qk_width**-0.5, "epsilon": RMS_EPSILON, "final_norm.dim": sizes.dim}
+        self._words, self._layer_words = _words(record), _words(layer_records)
+        numbers: dict[str, Any] = {**sizes._asdict(), "scale": sizes.qk_width**-0.5, "epsilon": RMS_EPSILON}
         numbers |= {"num_layers": len(layers), "layers": _start(layer_records), "stages": _start(self._stages)}
-        _fill(self._words, floats, _WORD, 0, {**numbers, **model})
+        numbers |= {"final_norm.dim": sizes.dim}
+        _fill(self._words, _WORD, 0, {**numbers, **model})
         norms = {"attention_norm.dim": sizes.dim, "feedforward_norm.dim": sizes.dim}
         for index, weights in enumerate(layers):
-            _fill(self._layer_words, layer_floats, _LAYER_WORD, index * _LAYER_SIZE, {**norms, **weights})
+            _fill(self._layer_words, _LAYER_WORD, index * _LAYER_SIZE, {**norms, **weights})
         self._num_layers, self._weights = len(layers), (model, layers)  # kept where the records say they are
         self._num_weights = sum(v.numel() for w in (model, *layers) for v in w.values() if isinstance(v, Tensor))
         self._kernel, self._rows, self._scratch = kernel("decode", "decode_kernel"), 0, torch.empty(0)
@@ -123,11 +124,15 @@ class DecodePlan:
             self._allocate(batch * new)
         logits = torch.empty(batch, len(kept), self._sizes.outputs)
         num_threads = torch.get_num_threads() if self._num_weights * batch * new > SMALL else 1
-        call = (0, PIECE if num_threads > 1 else _ALL)
-        call += batch, new, batch * new, kept.start, len(kept), past, recurrent
-        call += tokens.data_ptr(), *tokens.stride()
-        call += (0, 0, 0) if mask is None else (mask.data_ptr(), *mask.stride())
-        _CALL.pack_into(self._words, 0, *call, logits.data_ptr())
+        _CALL.pack_into(
+            self._words,
+            0,  # from the first word on
+            *(0, PIECE if num_threads > 1 else _ALL),
+            *(batch, new, batch * new, kept.start, len(kept), past, recurrent),
+            *(tokens.data_ptr(), *tokens.stride()),
+            *((0, 0, 0) if mask is None else (mask.data_ptr(), *mask.stride())),
+            logits.data_ptr(),
+        )
         self._stages.fill(0)
         run_native_in_team(self._kernel, self._start, num_threads)
         return None if self._words[_WORD["refused"]] else logits
@@ -150,9 +155,12 @@ class DecodePlan:
                 self._layer_words[position] = start + 4 * statistics.start
 
 
-def _fill(words: memoryview, floats: memoryview, positions: dict[str, int], first: int, values: Mapping) -> None:
+def _words(record: Any) -> memoryview:
+    return memoryview(record.view(np.int64))
+
+
+def _fill(words: memoryview, positions: dict[str, int], first: int, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if isinstance(value, float):
-            floats[first + positions[name]] = value
-        else:
-            words[first + positions[name]] = value.data_ptr() if isinstance(value, Tensor) else value
+            value = int.from_bytes(struct.pack("d", value), sys.byteorder, signed=True)
+        words[first + positions[name]] = value.data_ptr() if isinstance(value, Tensor) else value

@@ -14,7 +14,17 @@ from headcode.ops.cpu.activations import activate
 from headcode.ops.cpu.attention_stages import rms_inverse
 from headcode.ops.cpu.kernel import BYTES, SINGLE, WORDS, array_at, inlined_stage, no_unroll, stage
 from headcode.ops.cpu.records import LANES, LINEAR, RMS_HEAD, SOFTMAX
-from headcode.ops.cpu.simd import add_lane_sums, constant, load, load_apart, muladd, muladd_rows, splat, store, zero_rows
+from headcode.ops.cpu.simd import (
+    add_lane_sums,
+    constant,
+    load,
+    load_apart,
+    muladd,
+    muladd_rows,
+    splat,
+    store,
+    zero_rows,
+)
 from headcode.ops.cpu.simd_math import add, exp, lane_maximum, lane_sum, maximum, multiply, subtract
 
 ROWS = (0,) * LANES
