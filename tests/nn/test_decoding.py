@@ -106,7 +106,7 @@ def test_padding_in_any_place(method, position, compiled, poisoned):
 
 def test_a_cache_that_grows(compiled, poisoned):
     model = decoder(method="hyla", position="rotary")
-    check(model, tokens(2, 301), [60, *[1] * 31, 17, *[1] * 3, 190], compiled)
+    check(model, tokens(2, 201), [60, *[1] * 31, 17, *[1] * 3, 90], compiled)
 
 
 @pytest.mark.parametrize("method", ["softmax", "linear", "hyla"])
@@ -127,10 +127,11 @@ def test_the_bits_do_not_depend_on_threads_or_batch_mates(method, compiled, thre
 def test_outputs_of_some_positions(compiled):
     model, x = decoder(method="hyla", position="rotary"), tokens(2, 9)
     whole = check(model, x, [9], compiled)
+    compiled.clear()
     for queries in (slice(-1, None), slice(2, 5), slice(None), slice(-4, -1)):
         with torch.no_grad():
             assert torch.equal(model(x, queries=queries, cache=model.new_cache()), whole[:, queries])
-    assert compiled == [True] * 5
+    assert compiled == [True] * 4
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -199,9 +200,9 @@ def test_a_copied_cache_goes_its_own_way(compiled):
 
 
 def test_mistakes_are_the_layers_to_say(compiled):
-    model = decoder(method="linear", position="learned")
+    model, x = decoder(method="linear", position="learned"), tokens(2, 7)
     cache = model.new_cache()
-    decode(model, tokens(2, 5), [4, 1], cache=cache)
+    decode(model, x[:, :5], [4, 1], cache=cache)
     with torch.no_grad():
         for wrong in (71, -1):
             with pytest.raises(ValueError, match=r"Tokens must lie in 0\.\.70"):
@@ -219,11 +220,8 @@ def test_mistakes_are_the_layers_to_say(compiled):
     with pytest.raises(ValueError, match="use torch.no_grad"):
         model(tokens(2, 1), cache=cache)
     assert cache.length == 5 and {layer.length for layer in cache.layers} == {5}
-    rest = decode(model, tokens(2, 7)[:, 5:], [1, 1], cache=cache)
-    again = model.new_cache()
-    assert torch.equal(rest, decode(model, tokens(2, 7), [7], cache=again)[:, 5:]) or distance(
-        rest, decode(exact(model), tokens(2, 7), [7])[:, 5:]
-    ) < 1e-5
+    rest = decode(model, x[:, 5:], [1, 1], cache=cache)
+    assert distance(rest, decode(exact(model), x, [7])[:, 5:]) < 1e-5
 
 
 def test_a_state_where_none_is_possible(compiled):

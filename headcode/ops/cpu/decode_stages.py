@@ -177,7 +177,7 @@ def score(p, layer, b, s, row, query, position, index, count):  # type: ignore[n
         start, line, q = (b * p.heads + h) * layer.room, h * row, query + h * width
         for i in range(0, count, LANES):
             key, last = index[i], min(i + LANES, count) - 1
-            if index[last] == key + LANES - 1:
+            if last == i + LANES - 1 and index[last] == key + LANES - 1:
                 _add_dots(s, line + i, keys, (start + key) * width, width, projected, q, width)
             else:
                 for j in range(i, last + 1):
