@@ -1,4 +1,4 @@
-"""Compiled decoding: the logits of the layers in float64, whatever the model, the lengths, the padding and the threads."""
+"""Compiled decoding: the logits of the layers in float64, whatever the model, lengths, padding and threads."""
 
 import copy
 import itertools
