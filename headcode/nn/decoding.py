@@ -103,8 +103,8 @@ class CompiledDecoding:
         self._held = self._now_held()
         self._weights = [weight for weight in self._held if isinstance(weight, Tensor)]
         self._attentions = [part for part in self._parts if type(part) is HyperAttention]
-        self._facts = self._now_true()
         self._plan = make_plan(model)
+        self._facts = self._now_true()  # after the plan, which refuses tensors without addresses
         self._tables, self._num_positions = position_tables(model), 0
         self._can_recur = can_recur(model.config)
         self._known: list[Any] = [None] * model.config.num_layers
