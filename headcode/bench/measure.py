@@ -92,5 +92,16 @@ def markdown_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> list
     return [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
+def aligned_table(titles: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
+    """The lines of a Markdown table that is also read in a terminal: the first `words` columns to the left, numbers
+    to the right."""
+    lines = [titles, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    sides = ["<" if place < words else ">" for place in range(len(widths))]
+    cells = [[f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True)] for line in lines]
+    rules = ["-" * width if side == "<" else "-" * (width - 1) + ":" for side, width in zip(sides, widths, strict=True)]
+    return [f"| {' | '.join(line)} |" for line in (cells[0], rules, *cells[1:])]
+
+
 def machine() -> str:
     return f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"

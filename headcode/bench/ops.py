@@ -1,7 +1,8 @@
 """What the op costs: reference, chunked and fused CPU backends beside torch's softmax attention.
 
 Forward plus backward, medians of interleaved runs, so that ratios inside one run mean something. Every kernel is first
-held to the float64 reference, and a wrong one is not timed. Writes ops.csv and cost-against-length.png.
+held to the float64 reference, and a wrong one is not timed. Writes ops.csv, cost-against-length.png and
+how-cost-grows.png.
 
 Example: headcode bench ops --out bench --methods hyla softmax
 """
@@ -68,10 +69,10 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Ops:
-    """Time, ratio and peak memory of every backend, per shape and method; and cost against length."""
+    """Time, ratio and peak memory of every backend, per shape and method; and how cost grows."""
 
     out: Path = Path("bench")
-    """Folder for ops.csv and cost-against-length.png."""
+    """Folder for ops.csv and the figures."""
     methods: tuple[str, ...] = ("hyla", "softmax", "linear")
     """Which methods: see headcode.METHODS."""
     repeats: int = 7
@@ -84,8 +85,10 @@ class Ops:
     """Lengths of the plot, for 4096 tokens of H16 D8 each; none leaves the plot out."""
     reference_up_to: int = 4096
     """Longest T at which the reference is measured, memory permitting: its cost grows with T², in bytes too."""
+    growth: bool = True
+    """Also draw the cost against length, heads, head width and batch, with the cores' limit: how-cost-grows.png."""
     shapes: tuple[str, ...] = SHAPES
-    """batch,heads,length,width of every part of the table."""
+    """batch,heads,length,width of every part of the table; none leaves it out."""
     device: str = "cpu"
     """`cpu`, or `cuda` for the Triton kernels; `headcode bench gpu` is the same with more dtypes."""
 
@@ -106,8 +109,9 @@ class Ops:
     def _run(self, shapes: list[Shape]) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
         print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; forward plus backward, float32")
-        print(HEADER)
         rows = []
+        if shapes or self.lengths:
+            print(HEADER)
         for shape in shapes:
             for method in self.methods:
                 rows += self._measure(shape, method, memory=self.memory)
@@ -119,6 +123,14 @@ class Ops:
             plot(by_length, self.out / "cost-against-length.png")
             print(f"wrote {self.out / 'cost-against-length.png'}")
             rows += by_length
+        if self.growth:
+            from headcode.bench import growth  # which measures with this module
+
+            print("how cost grows (one size changes at a time)")
+            grown = growth.measure(self.methods, self.repeats)
+            growth.draw(grown, self.out / "how-cost-grows.png")
+            print(f"wrote {self.out / 'how-cost-grows.png'}")
+            rows += grown
         write_csv(self.out / "ops.csv", Row._fields, rows)
 
     def _measure(self, shape: Shape, method: str, memory: bool) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Measure: `ops` times the attention backends, `train` a training step, `lm` language models, `tasks` the puzzles.
+"""Measure: `ops` the attention backends, `train` a training step, `lm` language models, `peers` other libraries.
 
 Example: headcode bench ops --out bench
 """
@@ -14,10 +14,11 @@ KINDS = {
     "ops": (
         "headcode.bench.ops",
         "Ops",
-        "Time, ratio and memory of every backend of the op; cost against length.",
+        "Time, ratio and memory of every backend of the op; how cost grows.",
     ),
     "train": ("headcode.bench.train", "Train", "A training step against plain eager PyTorch, and where its time goes."),
     "lm": ("headcode.bench.lm", "Lm", "Tokens per second of language models against a Hugging Face Llama."),
+    "peers": ("headcode.bench.peers", "Peers", "Training steps of ours and of other libraries in one table."),
     "gpu": ("headcode.bench.gpu", "Gpu", "Are the Triton kernels right on this GPU, how fast, how near the roofline."),
     "kernels": ("benchmarks/kernels.py", "Kernels", "Compile the Triton kernels without a GPU: registers, spills."),
     "tasks": ("headcode.bench.tasks", "Tasks", "Speed, ceilings, ambiguity and baselines of the tasks."),

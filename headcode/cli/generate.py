@@ -14,7 +14,8 @@ import tyro
 
 from headcode.cli._training import Switch, print_json, say_warning
 from headcode.nn import Transformer
-from headcode.nn.generation import can_recur, generate
+from headcode.nn.config import can_recur
+from headcode.nn.generation import generate
 from headcode.run import RunConfig
 from headcode.tasks.language.tokenizer import TextStream, Tokenizer, read_tokenizer
 from headcode.train.checkpoint import choose_checkpoint, load_from
@@ -34,6 +35,8 @@ class Command:
     """New tokens, at most; fewer if the document ends, or if the model has no positions left (T5 band)."""
     temperature: float = 0.8
     """Divides the logits: 0 takes the most probable token each time, 1 draws as the model says."""
+    top_k: int | None = None
+    """Draw from that many of the most probable tokens; from all of them unless given."""
     top_p: float = 1.0
     """Draw from the most probable tokens that together have this probability."""
     seed: int = 0
@@ -71,7 +74,8 @@ class Command:
     def _generate(self, model: Transformer, prompt: list[int], tokenizer: Tokenizer) -> Any:
         if self.recurrent and not self.cache:
             raise ValueError("--recurrent keeps a state of the past, which --no-cache forbids; leave one out.")
-        options: Any = {name: getattr(self, name) for name in ("temperature", "top_p", "seed", "cache", "recurrent")}
+        names = ("temperature", "top_k", "top_p", "seed", "cache", "recurrent")
+        options: Any = {name: getattr(self, name) for name in names}
         return generate(model, prompt, self.max_tokens, end_token=tokenizer.end_token, **options)
 
     def _tell(self, prompt: list[int], tokens: Any, tokenizer: Tokenizer, model: Transformer) -> None:

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headcode.nn import DecodingCache, FastWeightState, ModelConfig, RelativeBias, Transformer
-from headcode.nn.generation import can_recur, longest_sequence
+from headcode.nn.config import can_recur
+from headcode.nn.generation import longest_sequence
 from headcode.nn.initialisation import reset_linear
 
 try:

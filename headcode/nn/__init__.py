@@ -4,6 +4,7 @@ from headcode.nn.attention import HyperAttention
 from headcode.nn.cache import DecodingCache, FastWeightState, KeyValueCache
 from headcode.nn.capture import capture_codes
 from headcode.nn.config import ModelConfig
+from headcode.nn.decoding import why_decoded_op_by_op
 from headcode.nn.edit import edit_codes
 from headcode.nn.feedforward import GeluFeedForward, SwigluFeedForward
 from headcode.nn.flops import flops_per_token, forward_flops
@@ -34,5 +35,6 @@ __all__ = [
     "load_model",
     "save_model",
     "value_network",
+    "why_decoded_op_by_op",
     "why_op_by_op",
 ]

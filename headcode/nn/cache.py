@@ -7,36 +7,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
+FIRST_ROOM = 64
+"""Tokens that a new buffer has room for, at least."""
+
 
 class KeyValueCache:
     """Keys and values of one layer, in a buffer that doubles when it is full."""
 
     def __init__(self) -> None:
         self.length = 0
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
+        self.keys: Tensor | None = None
+        """(B, H, room, D), of which the first `length` are filled."""
+        self.values: Tensor | None = None
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add (B, H, T, D) keys and values; returns all of them so far."""
         if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
             raise ValueError("A cache is for decoding, and gradients do not flow through it; use torch.no_grad().")
-        self._keys = self._grown(self._keys, k)
-        self._values = self._grown(self._values, v)
+        keys, values = self.reserve(k, v)
         end = self.length + k.shape[2]
-        self._keys[:, :, self.length : end] = k
-        self._values[:, :, self.length : end] = v
+        keys[:, :, self.length : end] = k
+        values[:, :, self.length : end] = v
         self.length = end
-        return self._keys[:, :, :end], self._values[:, :, :end]
+        return keys[:, :, :end], values[:, :, :end]
+
+    def reserve(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The buffers (B, H, room, D), with room for as many keys and values as k and v have; only shapes matter."""
+        self.keys, self.values = self._grown(self.keys, k), self._grown(self.values, v)
+        return self.keys, self.values
 
     @property
     def batch_size(self) -> int | None:
-        return None if self._keys is None else self._keys.shape[0]
+        return None if self.keys is None else self.keys.shape[0]
 
     def reorder(self, index: Tensor) -> None:
         """Let sequence i continue the past of sequence index[i]; the batch may become larger or smaller."""
-        if self._keys is not None and self._values is not None:
-            self._keys = self._keys.index_select(0, index.to(self._keys.device))
-            self._values = self._values.index_select(0, index.to(self._values.device))
+        if self.keys is not None and self.values is not None:
+            self.keys = self.keys.index_select(0, index.to(self.keys.device))
+            self.values = self.values.index_select(0, index.to(self.values.device))
 
     def snapshot(self) -> int:
         return self.length
@@ -44,13 +52,13 @@ class KeyValueCache:
     def restore(self, snapshot: int) -> None:
         self.length = snapshot
         if snapshot == 0:
-            self._keys = self._values = None
+            self.keys = self.values = None
 
     def _grown(self, buffer: Tensor | None, new: Tensor) -> Tensor:
         batch, heads, length, width = new.shape
         needed = self.length + length
         if buffer is None:
-            return new.new_empty(batch, heads, needed, width)
+            return new.new_empty(batch, heads, max(needed, FIRST_ROOM), width)
         if buffer.shape[0] != batch:
             raise ValueError(f"The cache holds a batch of {buffer.shape[0]}, got {batch}; start a new cache.")
         if buffer.shape[2] >= needed:
@@ -91,6 +99,12 @@ class DecodingCache:
 
     def __init__(self, layers: list[LayerCache]) -> None:
         self.layers = layers
+        self.compiled: Any = None
+        """What `nn.decoding` has found out about the model that this cache is used with."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without addresses in this process, which mean nothing to a copy."""
+        return {**self.__dict__, "compiled": None}
 
     @property
     def length(self) -> int:

@@ -153,3 +153,10 @@ class ModelConfig(Config):
         """What the attention layers themselves know of positions: relative, rotary or none."""
         by_layer = {"relative": "relative", "relative_learned": "relative", "rotary": "rotary"}
         return by_layer.get(self.position, "none")
+
+
+def can_recur(config: ModelConfig) -> bool:
+    """Whether this model can decode with a state of constant size in place of all past keys and values."""
+    norm, value_net = resolve_method(config.method, config.norm, config.value_net)
+    # Dropout is left out: it plays no part in decoding.
+    return why_not_recurrent(norm, value_net, config.pooling, config.causal, config.attention_position, 0.0) is None

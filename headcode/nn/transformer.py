@@ -13,6 +13,7 @@ from headcode.nn.attention import HyperAttention
 from headcode.nn.cache import DecodingCache, FastWeightState, KeyValueCache, LayerCache, unchanged_on_error
 from headcode.nn.checks import check_answers, check_padding, check_queries, resolve_method, why_not_recurrent
 from headcode.nn.config import ModelConfig
+from headcode.nn.decoding import decode_compiled
 from headcode.nn.feedforward import FEEDFORWARDS
 from headcode.nn.fused import run_fused, run_fused_logits
 from headcode.nn.initialisation import reset_linear
@@ -162,10 +163,14 @@ class Transformer(nn.Module):
             auxiliary = hints
         if auxiliary and not self.config.auxiliary_dims:
             raise ValueError("This model has no heads for auxiliary targets: make it with auxiliary_dims.")
+        if cache is not None:
+            if not isinstance(cache, DecodingCache) or len(cache.layers) != self.config.num_layers:
+                raise ValueError("cache must come from this model's new_cache().")
+            logits = None if auxiliary else decode_compiled(self, x, queries, key_padding_mask, cache)
+            if logits is not None:
+                return logits
         self._check_input(x)
         check_queries(queries, x.shape[1])
-        if cache is not None and (not isinstance(cache, DecodingCache) or len(cache.layers) != self.config.num_layers):
-            raise ValueError("cache must come from this model's new_cache().")
         with nullcontext() if cache is None else unchanged_on_error(cache.layers):
             if self.config.cross_layers:
                 hidden = self._run_crossing_blocks(x, queries, key_padding_mask, dropout_seed)

@@ -3,6 +3,7 @@
 import time
 
 import torch
+import torch.nn.functional as F
 
 from headcode.nn import forward_flops
 from headcode.run import RunConfig
@@ -13,12 +14,17 @@ def step_flops(config: RunConfig) -> int:
     return 3 * config.batch_size * forward_flops(config.model, config.task.sequence_length, config.task.queries)
 
 
-def product_speed(size: int = 1024, seconds: float = 0.5) -> float:
-    """FLOP/s of a square float32 matrix product on this CPU, the best of many."""
-    a, b = torch.randn(size, size), torch.randn(size, size)
+@torch.no_grad()
+def product_speed(
+    size: int = 1024, seconds: float = 0.5, dtype: torch.dtype = torch.float32, onednn: bool = False
+) -> float:
+    """FLOP/s of a square matrix product on this CPU, the best of many; by torch's default library, or by oneDNN."""
+    a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
+    if onednn:
+        a, b = a.to_mkldnn(), b.to_mkldnn()
     best, begin = float("inf"), time.perf_counter()
     while time.perf_counter() - begin < seconds:
         start = time.perf_counter()
-        torch.mm(a, b)
+        F.linear(a, b)
         best = min(best, time.perf_counter() - start)
     return 2 * size**3 / best

@@ -9,7 +9,7 @@ from headcode.bench import ops as bench_ops
 from headcode.cli import main
 from headcode.ops import cpu
 
-ARGUMENTS = ["bench", "ops", "--no-memory", "--repeats", "5", "--methods", "hyla", "--shapes", "3,2,9,3"]
+ARGUMENTS = ["bench", "ops", "--no-memory", "--no-growth", "--repeats", "5", "--methods", "hyla", "--shapes", "3,2,9,3"]
 
 
 def test_table_csv_and_plot(tmp_path, capsys):

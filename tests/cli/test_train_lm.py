@@ -84,6 +84,8 @@ def test_generate_is_the_model_going_on(run, capsys):
         main(["generate", str(run), "--seed", seed, "--temperature", "1.5", "--top-p", "0.9", "--json"])
         drawn.append(json.loads(capsys.readouterr().out))
     assert drawn[0] == drawn[1] != drawn[2] and drawn[0]["prompt"] == ""
+    main(["generate", str(run), "--prompt", prompt, "--top-k", "1", "--max-tokens", "12", "--json"])
+    assert json.loads(capsys.readouterr().out)["tokens"] == expected
     assert all(d["ended"] == (len(d["tokens"]) < 200) for d in drawn)
 
 
@@ -191,6 +193,7 @@ class TestRefusals:
             (["--max-tokens", "0"], "max_tokens must be"),
             (["--temperature", "-1"], "temperature must be"),
             (["--top-p", "0"], "top_p must be"),
+            (["--top-k", "0"], "top_k must be"),
             (["--recurrent", "True"], "recurrent=True is not possible"),
             (["--recurrent", "True", "--no-cache"], "leave one out"),
         ):

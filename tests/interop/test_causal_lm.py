@@ -10,7 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArgu
 
 from headcode import METHODS, interop
 from headcode.interop import HeadcodeCache, HeadcodeConfig, HeadcodeForCausalLM
-from headcode.nn import FastWeightState, ModelConfig, Transformer, generate
+from headcode.nn import FastWeightState, ModelConfig, Transformer, generate, transformer
+from headcode.nn.decoding import decode_compiled
 from tests.support.models import DECODER
 
 SIZES = DECODER | {"max_length": 40}
@@ -20,6 +21,67 @@ def pair(end_token=None, **changes):
     torch.manual_seed(5)
     ours = Transformer(ModelConfig(**(SIZES | {"position": "rotary"} | changes))).double().eval()
     return ours, HeadcodeForCausalLM.from_transformer(ours, end_token)
+
+
+WIDTHS = {"dim": 48, "qk_dim": 32, "v_dim": 16, "mlp_dim": 80, "backend": "auto", "output_dim": 23}
+
+
+def served(method, position="rotary"):
+    """A model in float32 that the decoding kernel serves, and it in Hugging Face's library."""
+    ours = pair(method=method, position=position, **WIDTHS)[0].float()
+    return ours, HeadcodeForCausalLM.from_transformer(ours)
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Whether each pass with a cache so far was one call of the decoding kernel, in order."""
+    passes = []
+
+    def watched(*arguments):
+        logits = decode_compiled(*arguments)
+        passes.append(logits is not None)
+        return logits
+
+    monkeypatch.setattr(transformer, "decode_compiled", watched)
+    return passes
+
+
+@pytest.mark.parametrize("position", ["rotary", "relative", "none", "learned"])
+@pytest.mark.parametrize("method", ["softmax", "linear", "hyla"])
+def test_the_librarys_loop_decodes_by_the_kernel(method, position, compiled):
+    """Batches, beams and prompts of different lengths: the tokens of whole passes without a cache."""
+    _, theirs = served(method, position)
+    prompts, choices = tokens(), {"max_new_tokens": 12, "do_sample": False}
+    mask = torch.ones_like(prompts)
+    if position != "learned":
+        mask[0, :5] = mask[2, :2] = 0
+    for options in ({}, {"num_beams": 3}, {"attention_mask": mask}, {"attention_mask": mask, "num_beams": 2}):
+        compiled.clear()
+        found = theirs.generate(prompts, **choices, **options)
+        assert all(compiled) and len(compiled) == 12
+        assert torch.equal(found, theirs.generate(prompts, **choices, **options, use_cache=False))
+    for seed in (1, 2):
+        drawn = []
+        for use_cache in (True, False):
+            torch.manual_seed(seed)
+            drawn.append(theirs.generate(prompts, max_new_tokens=9, do_sample=True, top_k=9, use_cache=use_cache))
+        assert torch.equal(*drawn)
+
+
+def test_the_librarys_loop_sees_hooks_and_new_weights(compiled):
+    _, theirs = served("hyla")
+    options = {"max_new_tokens": 6, "do_sample": False}
+    before = theirs.generate(tokens(), **options)
+    for parameter in theirs.parameters():
+        parameter.data.mul_(-1)
+    after = theirs.generate(tokens(), **options)
+    assert all(compiled) and not torch.equal(before, after)
+    assert torch.equal(after, theirs.generate(tokens(), **options, use_cache=False))
+    compiled.clear()
+    seen = []
+    theirs.model.blocks[0].attention.key_proj.register_forward_hook(lambda *arguments: seen.append(1))
+    assert torch.equal(after, theirs.generate(tokens(), **options))
+    assert len(seen) == 6 and not any(compiled)
 
 
 def tokens(batch=3, length=7):

@@ -8,7 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headcode import METHODS
 from headcode.nn import ModelConfig, Transformer, forward_flops, generate
-from headcode.nn.generation import can_recur, choose, longest_sequence
+from headcode.nn.config import can_recur
+from headcode.nn.generation import choose, longest_sequence
 from tests.support.models import DECODER
 
 
@@ -124,6 +125,11 @@ def test_draws_are_a_function_of_the_seed_and_follow_the_probabilities():
     torch.testing.assert_close(counts / 2000, logits.exp(), atol=0.04, rtol=0)
     assert {choose(logits, 1.0, 0.8, generator) for _ in range(200)} == {0, 1}
     assert {choose(logits, 1.0, 0.81, generator) for _ in range(300)} == {0, 1, 2}
+    assert {choose(logits, 1.0, 1.0, generator, top_k=2) for _ in range(200)} == {0, 1}
+    # Of the three that top_k leaves, the first has 0.5 / 0.95 = 0.526.
+    assert {choose(logits, 1.0, 0.52, generator, top_k=3) for _ in range(200)} == {0}
+    assert {choose(logits, 1.0, 0.53, generator, top_k=3) for _ in range(200)} == {0, 1}
+    assert {choose(logits, 1.0, 1.0, generator, top_k=99) for _ in range(500)} == {0, 1, 2, 3}
     assert {choose(logits, 1.0, 1e-9, generator) for _ in range(50)} == {0}
     assert {choose(logits, 1e-4, 1.0, generator) for _ in range(50)} == {0} == {choose(logits, 0, 1.0, generator)}
 
@@ -134,6 +140,8 @@ def test_draws_are_a_function_of_the_seed_and_follow_the_probabilities():
         ({"max_tokens": 0}, "max_tokens must be a whole number, 1 or more, got 0"),
         ({"temperature": -1.0}, "temperature must be 0 or more"),
         ({"temperature": float("nan")}, "temperature must be 0 or more"),
+        ({"top_k": 0}, "top_k must be a whole number, 1 or more, got 0"),
+        ({"top_k": 2.5}, "top_k must be a whole number, 1 or more, got 2.5"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1"),
         ({"prompt": []}, "The prompt has no tokens"),
         ({"prompt": [1] * 31}, "has 31 tokens, and this model .*'relative'.* has places for 31 in all; shorten"),

@@ -12,6 +12,9 @@
     all plan a launch.Program and run it            all over activations.py, kernel.py, simd.py and simd_math.py
     on team.py (torch's threads) or threads.py
 
+    decode_plan.py  new tokens through a whole ───> decode.py over decode_stages.py (products with few tokens,
+                    model with a cache              attention over the cache) and block_stages.py
+
 A *record* (`records.py`) is a row of 64-bit words: all that a kernel is told about one launch. A plan is made once per
 shape and holds the records with their addresses left open; each call binds it to its tensors and runs the launches by
 name. A kernel gets the address of its record, takes tasks from the record's counter until none is left, and works on
@@ -26,6 +29,9 @@ statistics, the heads' outputs, the middle of the residual stream, the hidden la
 panels; without a backward pass to come, less of it, and for a moment. `scratch`, during a backward pass, has the
 gradients of these and the partial sums of each task; `sums` the gradients of the parameters. Parameters are named as in
 the block's state_dict, from there to the record.
+
+Decoding copies nothing: its record has the addresses of the model's weights and of the cache, and `nn.decoding` sees to
+it that they are the model's still.
 
 Nothing here imports Numba before a kernel is needed: kernel modules are imported by `launch.kernel` alone. Where to
 change what: docs/kernels.md.

@@ -20,6 +20,7 @@ inlined_stage = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline
 # Numba learns the type of memory from an example; these arrays are never read.
 ATTENTION, BLOCK_PART = np.empty(0, records.ATTENTION), np.empty(0, records.BLOCK_PART)
 SUM, PACKING, PACKING_JOB = (np.empty(0, dtype) for dtype in (records.SUM, records.PACKING, records.PACKING_JOB))
+DECODE, DECODE_LAYER = np.empty(0, records.DECODE), np.empty(0, records.DECODE_LAYER)
 WORDS, BYTES = np.empty(0, np.int64), np.empty(0, np.uint8)
 SINGLE, DOUBLE = np.empty(0, np.float32), np.empty(0, np.float64)
 

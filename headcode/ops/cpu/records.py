@@ -88,3 +88,69 @@ PACKING_JOB = np.dtype([(name, np.int64) for name in ("matrix", "rows", "columns
 """A matrix (rows, columns) and where its panels go. Depth 0: panels of the transpose, (rows/16, columns, 16), for
 products that sum over the columns. Otherwise: panels of the matrix itself, (columns/16, depth, 16), for products that
 sum over the rows, which stand there from row `first` on, because other matrices may share the panels."""
+
+LAYER_NORM = np.dtype(
+    [(name, np.int64) for name in ("dim", "statistics", "norm_weight", "norm_bias")] + [("epsilon", np.float64)]
+)
+"""Of one LayerNorm: what `block_stages.measure` and `normalise` read."""
+
+DECODE_CALL = (
+    # 1 if a token was not in the vocabulary, and nothing was done
+    "refused",
+    # rows of a weight whose products are one task
+    "piece",
+    # sequences, new tokens of each (rows of activations in all), and of which of these there are logits
+    *("batch", "new", "rows", "first_kept", "kept"),
+    # tokens before the new ones; whether a state stands for them
+    *("past", "recurrent"),
+    # tokens and their strides
+    *("tokens", "token_batch", "token_step"),
+    # boolean mask of keys (of new ones if the past is a state), True where not seen
+    *("mask", "mask_batch", "mask_key"),
+    "logits",
+)
+"""The first words of a DECODE record: what differs from call to call."""
+DECODE = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            *DECODE_CALL,
+            # pairs of words (tasks taken, tasks done), one for each stage
+            "stages",
+            # sizes; the widths of queries and values are those of one head
+            *("dim", "heads", "qk_width", "v_width", "hidden_width", "inner_width"),
+            *("outputs", "vocab_size", "num_layers"),
+            # codes of the norm and the value net
+            *("norm", "net"),
+            # embeddings; vectors that are added at each position, which repeat; cosines and sines of each position
+            *("embedding", "places", "num_places", "rotations"),
+            # bucket of each distance up to num_buckets, or 0
+            *("buckets", "num_buckets"),
+            # the DECODE_LAYERs
+            "layers",
+            # activations
+            *("x", "normed", "projected", "attended", "hidden", "inner"),
+            *("output_weight", "output_bias"),
+        )
+    ]
+    + [("final_norm", LAYER_NORM)]
+    + [(name, np.float64) for name in ("scale", "epsilon", "output_scale")]
+)
+"""Read by `decode_kernel`. Addresses are 0 where there is nothing."""
+
+DECODE_LAYER = np.dtype(
+    [("attention_norm", LAYER_NORM), ("feedforward_norm", LAYER_NORM)]
+    + [
+        (name, np.int64)
+        for name in (
+            # weights as the model has them, (out, in); 0 for a bias that is not there
+            *("query_weight", "query_bias", "key_weight", "key_bias", "value_weight", "value_bias"),
+            *("output_weight", "output_bias", "hidden_weight", "hidden_bias", "signal_weight"),
+            *("inner_weight", "inner_bias", "query_norm", "key_norm", "table"),
+            # (batch, head, room, width), of which `past` are filled; or (batch, head, Dk, Dv) before and after
+            *("keys", "values", "room", "state", "next_state"),
+        )
+    ]
+    + [(name, np.float64) for name in ("query_epsilon", "key_epsilon")]
+)
+"""One layer of a DECODE record."""

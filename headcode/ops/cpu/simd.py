@@ -150,6 +150,22 @@ def load_rows(typingctx, array, index, like):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
+def load_apart(typingctx, array, index, step, like):  # type: ignore[no-untyped-def]
+    """len(like) vectors that begin `step` apart."""
+    rows = _rows_type(Vector(array.dtype), like)
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        address = emit_address(context, builder, signature.args[0], *arguments[:2])
+        vectors = []
+        for _ in range(len(like)):
+            vectors.append(emit_load(builder, address))
+            address = builder.gep(address, [arguments[2]])
+        return context.make_tuple(builder, rows, vectors)
+
+    return rows(array, types.intp, types.intp, like), codegen
+
+
+@intrinsic
 def store_rows(typingctx, array, index, rows):  # type: ignore[no-untyped-def]
     """Write several vectors, one after the other."""
 
