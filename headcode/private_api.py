@@ -38,6 +38,13 @@ def rebuild_kernel(target_context: Any, reduced: Any) -> Any:
     return CompileResult._rebuild(target_context, *reduced)
 
 
+def processor_features() -> str:
+    """Of the processor that Numba compiles for, as LLVM names them: "+avx2,-avx512f,…"."""
+    from numba.core.registry import cpu_target
+
+    return str(cpu_target.target_context.codegen().magic_tuple()[2])
+
+
 def array_data(context: Any, builder: Any, array_type: Any, array: Any) -> Any:
     """The pointer to an array's first number, in code that an intrinsic of Numba generates."""
     return context.make_array(array_type)(context, builder, array).data

@@ -7,8 +7,8 @@
                    autograd function     ──┤                         (softmax, scores, factors), packing.py (layouts)
                                            └─> block_plan.py ──────> block_forward.py, block_backward.py over
                                                                      block_stages.py (LayerNorm, activation), gemm.py
-    both plan a launch.Program and run it           all over activations.py, kernel.py, simd.py and simd_math.py
-    on team.py (torch's threads) or threads.py
+    both plan a launch.Program and run it           all over activations.py, kernel.py (variants) and
+    on team.py (torch's threads) or threads.py      simd.py, simd_math.py, simd_shuffles.py
 
 A *record* (`records.py`) is a row of 64-bit words: all that a kernel is told about one launch. A plan is made once per
 shape and holds the records with their addresses left open; each call binds it to its tensors and runs the launches by

@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 from headcode.jit import njit
 from headcode.ops.cpu.kernel import (
+    DOUBLE,
     PACKING,
     PACKING_JOB,
     SINGLE,
@@ -26,7 +27,6 @@ from headcode.ops.cpu.kernel import (
     fetch_add,
     no_unroll,
     stage,
-    variants,
 )
 from headcode.ops.cpu.records import COLUMNS, LANES
 from headcode.ops.cpu.simd import (
@@ -38,10 +38,10 @@ from headcode.ops.cpu.simd import (
     emit_store,
     load,
     store,
-    transpose,
     vector_type,
 )
 from headcode.ops.cpu.simd_math import add
+from headcode.ops.cpu.simd_shuffles import transpose
 
 SIX, FOUR, ONE = (0,) * 6, (0,) * 4, (0,)
 
@@ -191,7 +191,7 @@ def pack_kernel(address):  # type: ignore[no-untyped-def]
                 for column in range(0, columns, LANES):
                     no_unroll()
                     offset = row // COLUMNS * COLUMNS * columns + column * COLUMNS + row % COLUMNS
-                    transpose(source, row * columns + column, columns, target, offset, COLUMNS, ONE)
+                    transpose(source, row * columns + column, columns, target, offset, COLUMNS, LANES - 1)
         else:
             for column in range(0, columns, COLUMNS):
                 for row in range(job.rows):
@@ -201,8 +201,16 @@ def pack_kernel(address):  # type: ignore[no-untyped-def]
                     store(target, offset + LANES, load(source, row * columns + column + LANES))
 
 
+def _sum_kernel(numbers: Any) -> Any:
+    @njit(key=(str(numbers.dtype),))
+    def sum_kernel(address):  # type: ignore[no-untyped-def]
+        sum_tasks(address, numbers)
+
+    return sum_kernel
+
+
 @stage
-def sum_tasks(address, like, numbers):  # type: ignore[no-untyped-def]
+def sum_tasks(address, numbers):  # type: ignore[no-untyped-def]
     """total (size) = parts[0] + parts[1] + …, in this order whatever the number of threads, unlike torch's sums."""
     p, counter = array_at(address, SUM)[0], array_at(address, WORDS)
     parts, total = array_at(p.parts, numbers), array_at(p.total, numbers)
@@ -218,4 +226,4 @@ def sum_tasks(address, like, numbers):  # type: ignore[no-untyped-def]
             store(total, offset, value)
 
 
-SUM_KERNELS = variants(sum_tasks)
+SUM_KERNELS = {False: _sum_kernel(SINGLE), True: _sum_kernel(DOUBLE)}
