@@ -11,6 +11,7 @@ the cache costs time, never an answer.
 
 import contextlib
 import functools
+import gc
 import hashlib
 import importlib.util
 import logging
@@ -57,11 +58,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headcode" / "numba"
 
 
-def njit(*, key: tuple[str, ...] = (), **options: Any) -> Callable[[Callable], Callable]:
+def njit(*, key: tuple[str, ...] = (), on_disk: bool = True, **options: Any) -> Callable[[Callable], Callable]:
     """`numba.njit(nogil=True, **options)` with a cache that can fail; the plain function where Numba is off.
 
     What a closure holds is in no source file, so a function that is one is kept on disk only if `key` names it: no two
-    that are made at one line may have the same.
+    that are made at one line may have the same. What only other kernels call is in their files, and needs none itself.
     """
 
     def decorate(function: Callable) -> Callable:
@@ -69,8 +70,11 @@ def njit(*, key: tuple[str, ...] = (), **options: Any) -> Callable[[Callable], C
             return function
         import numba
 
+        if key:
+            # Numba makes symbols of names, and a process may load two kernels that others have compiled.
+            function.__qualname__ = "_".join((function.__qualname__, *key))
         dispatcher = numba.njit(nogil=True, **options)(function)
-        if function.__closure__ is None or key:
+        if on_disk and (function.__closure__ is None or key):
             private_api.set_kernel_cache(dispatcher, _KernelCache(function, key))
         return dispatcher
 
@@ -81,7 +85,15 @@ def address_of(kernel: Any) -> int:
     """The address of a kernel that takes one 64-bit number, compiled if need be: for callers other than Python."""
     from numba import types
 
-    kernel.compile((types.int64,))
+    # Numba makes objects by the million and keeps most: the collector would look through them again and again, for
+    # nothing, an eighth of the time.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        kernel.compile((types.int64,))
+    finally:
+        if was_enabled:
+            gc.enable()
     return private_api.kernel_address(kernel, (types.int64,))
 
 

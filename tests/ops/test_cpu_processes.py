@@ -99,8 +99,8 @@ def test_several_python_threads_at_once(num_threads):
         torch.set_num_threads(before)
 
 
-def run_script(code, **environment):
-    command = [sys.executable, "-c", textwrap.dedent(code)]
+def run_script(code, *arguments, **environment):
+    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     return done
@@ -113,9 +113,27 @@ ONE_CALL = """
     q = torch.arange(60.0).view(1, 3, 5, 4).sin()
     print(hyper_attention(q, q, q, backend="cpu").double().sum().item())
     from headcode.ops.cpu.attention_forward import KERNELS
-    stats = KERNELS[""].stats
+    (kernel,) = KERNELS.made.values()
+    stats = kernel.stats
     print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
+
+
+CALLS = """
+    import sys, torch
+    from headcode.ops import hyper_attention
+    q = torch.arange(60.0).view(1, 3, 5, 4).sin()
+    for norm in sys.argv[1:]:
+        out, wanted = (hyper_attention(q, q, q, norm=norm, backend=backend) for backend in ("cpu", "reference"))
+        torch.testing.assert_close(out, wanted)
+"""
+
+
+@pytest.mark.slow
+def test_kernels_that_two_processes_have_compiled_are_told_apart_by_a_third(tmp_path):
+    """Each is the first of its process, and Numba numbers the names of symbols within a process."""
+    for norms in (["none"], ["rms_head"], ["none", "rms_head"]):
+        run_script(CALLS, *norms, HEADCODE_CACHE_DIR=str(tmp_path / "cache"))
 
 
 @pytest.mark.slow

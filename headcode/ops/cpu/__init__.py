@@ -9,8 +9,8 @@
                                                                      block_stages.py (LayerNorm, activation, rotary
                                                                      positions), gemm.py (products)
     logits.py      the end of a language model ────────────────────> block_forward.py, logits_backward.py
-    all plan a launch.Program and run it            all over activations.py, kernel.py, simd.py and simd_math.py
-    on team.py (torch's threads) or threads.py
+    all plan a launch.Program and run it            all over activations.py, kernel.py (variants) and
+    on team.py (torch's threads) or threads.py      simd.py, simd_math.py, simd_shuffles.py
 
     decode_plan.py  new tokens through a whole ───> decode.py over decode_stages.py (products with few tokens,
                     model with a cache              attention over the cache) and block_stages.py

@@ -3,7 +3,7 @@
 import numpy as np
 
 from headcode.jit import njit
-from headcode.ops.cpu.kernel import inlined_stage
+from headcode.ops.cpu.kernel import NET, NUMBERS, inlined_stage
 from headcode.ops.cpu.records import GELU, LANES, RELU, SILU
 from headcode.ops.cpu.simd import constant, load, muladd, store
 from headcode.ops.cpu.simd_math import add, divide, exp, exp_within, maximum, multiply, subtract, where_positive
@@ -43,16 +43,16 @@ def silu(x, like):  # type: ignore[no-untyped-def]
 
 
 @inlined_stage
-def activate(x, net, like):  # type: ignore[no-untyped-def]
+def activate(x):  # type: ignore[no-untyped-def]
     """φ(x) and φ'(x) of a two-layer value net."""
-    one = constant(like, 1.0)
-    if net == RELU:
-        zero = constant(like, 0.0)
+    one = constant(NUMBERS, 1.0)
+    if NET == RELU:
+        zero = constant(NUMBERS, 0.0)
         return maximum(x, zero), where_positive(x, one, zero)
-    if net == GELU:
-        return gelu(x, like)
-    if net == SILU:
-        return silu(x, like)
+    if NET == GELU:
+        return gelu(x, NUMBERS)
+    if NET == SILU:
+        return silu(x, NUMBERS)
     return x, one
 
 

@@ -21,21 +21,36 @@ from headcode.ops.cpu.activations import activate
 from headcode.ops.cpu.attention_stages import (
     band_offset,
     block_buffers,
+    buffer,
+    fill,
     first_seeing,
-    mix_values,
+    line,
     num_lanes,
-    num_lines,
+    num_queries,
     pack_block,
+    qk_width,
     recompute_codes,
     rms_inverse,
     statistic_offset,
     task_range,
+    v_width,
 )
-from headcode.ops.cpu.kernel import ATTENTION, WORDS, array_at, fetch_add, no_unroll, stage, variants
-from headcode.ops.cpu.packing import pack_rows, tile_offset, unpack_rows, unpack_tile
+from headcode.ops.cpu.kernel import (
+    ATTENTION,
+    NET,
+    NORM,
+    NUMBERS,
+    ROWS,
+    WORDS,
+    Variants,
+    array_at,
+    fetch_add,
+    no_unroll,
+    stage,
+)
+from headcode.ops.cpu.packing import pack_rows, unpack_rows, unpack_tile
 from headcode.ops.cpu.records import LANES, LINEAR, RMS_HEAD, SOFTMAX
 from headcode.ops.cpu.simd import (
-    add_lane_sums,
     constant,
     dot_rows,
     load,
@@ -48,20 +63,22 @@ from headcode.ops.cpu.simd import (
     zero_rows,
 )
 from headcode.ops.cpu.simd_math import add, divide, multiply, subtract
+from headcode.ops.cpu.simd_shuffles import add_lane_sums
 
 
 @stage
-def backward_tasks(address, like, numbers):  # type: ignore[no-untyped-def]
+def backward_tasks(address):  # type: ignore[no-untyped-def]
     p, counter = array_at(address, ATTENTION)[0], array_at(address, WORDS)
     heads, block, queries = p.heads, p.block, p.queries
-    qk_row, v_row, dtype = heads * p.qk_padded, heads * p.v_padded, numbers.dtype
+    qk_row, v_row = heads * qk_width(p), heads * v_width(p)
     rows = (queries + 1) // 2 * 2
-    query, grad = np.zeros(rows * qk_row, dtype), np.zeros(rows * v_row, dtype)
-    own_grad_query = np.empty(rows * qk_row if p.splits == 1 else 0, dtype)
-    key_tile, value_tile, s, mixed, squares, visible, key_hidden, factor, hidden = block_buffers(p, numbers)
-    grad_key, grad_value, grad_s = np.empty_like(key_tile), np.empty_like(value_tile), np.empty_like(s)
-    grad_mixed, pull = np.empty_like(mixed), np.zeros_like(squares)
-    partial_q, partial_band = array_at(p.partial_q, numbers), array_at(p.partial_band, numbers)
+    query, grad = np.zeros(rows * qk_row, NUMBERS.dtype), np.zeros(rows * v_row, NUMBERS.dtype)
+    own_grad_query = np.empty(rows * qk_row if p.splits == 1 else 0, NUMBERS.dtype)
+    key_tile, value_tile, s, mixed, squares, visible, factor, hidden = block_buffers(p)
+    grad_key, grad_value, grad_s = buffer(len(key_tile)), buffer(len(value_tile)), buffer(len(s))
+    grad_mixed, pull = buffer(len(mixed)), buffer(len(squares))
+    fill(pull, 0)
+    partial_q, partial_band = array_at(p.partial_q, NUMBERS), array_at(p.partial_band, NUMBERS)
     while True:
         task = fetch_add(counter)
         if task >= p.tasks:
@@ -69,248 +86,250 @@ def backward_tasks(address, like, numbers):  # type: ignore[no-untyped-def]
         b0, b1, k0, k1 = task_range(p, task, p.keys)
         band_size = heads * p.band_length if p.partial_band != 0 else 0
         grad_band = partial_band[task * band_size : (task + 1) * band_size]
-        grad_band[:] = 0
+        fill(grad_band, 0)
         for b in range(b0, b1):
-            pack_rows(query, p.q, b, 0, queries, heads, p.qk_width, p.qk_padded, p.scale)
-            pack_rows(grad, p.grad, b, 0, queries, heads, p.v_width, p.v_padded, 1.0)
+            pack_rows(query, p.q, b, 0, queries, heads, p.qk_width, qk_width(p), p.scale)
+            pack_rows(grad, p.grad, b, 0, queries, heads, p.v_width, v_width(p), 1.0)
             grad_query = own_grad_query
             if p.splits > 1:
                 offset = (task % p.splits * p.batch + b) * rows * qk_row
                 grad_query = partial_q[offset : offset + rows * qk_row]
-            grad_query[:] = 0
+            fill(grad_query, 0)
             for key in range(k0, k1, block):
                 count = num_lanes(p, key)
-                pack_block(key_tile, value_tile, visible, key_hidden, p, b, key, True, like)
-                grad_key[:] = 0
-                grad_value[:] = 0
-                for i in range(first_seeing(p, key, 0), queries, 2):
+                first = first_seeing(p, key, 0)
+                fill(grad_key, 0)
+                fill(grad_value, 0)
+                if first < queries:
+                    pack_block(key_tile, value_tile, visible, p, b, key, True, count)
+                for i in range(first, queries, 2):
                     query_row, grad_row = i * qk_row, i * v_row
-                    recompute_codes(
-                        s, factor, hidden, visible, key_hidden, p, query, query_row, key_tile, b, key, i, count, like
-                    )
-                    if p.net == LINEAR:
-                        _linear_backward(
-                            grad_s, grad_value, s, p, grad, grad_row, value_tile, factor, pull, count, like
-                        )
+                    recompute_codes(s, factor, hidden, visible, p, query, query_row, key_tile, b, key, i, count)
+                    if NET == LINEAR:
+                        _linear_backward(grad_s, grad_value, s, p, grad, grad_row, value_tile, factor, pull, count)
                     else:
-                        mix_values(mixed, squares, s, p, value_tile, count, like)
-                        mix_gradients(grad_mixed, s, p, grad, grad_row, count, like)
-                        hidden_backward(mixed, grad_mixed, pull, squares, factor, p, count, like)
+                        mix(mixed, grad_mixed, squares, s, p, value_tile, grad, grad_row, count)
+                        hidden_backward(mixed, grad_mixed, pull, squares, factor, p, count)
                         _two_layer_backward(
-                            grad_s, grad_value, s, p, grad, grad_row, mixed, grad_mixed, value_tile, pull, count, like
+                            grad_s, grad_value, s, p, grad, grad_row, mixed, grad_mixed, value_tile, pull, count
                         )
-                    if p.norm == SOFTMAX:
+                    if NORM == SOFTMAX:
                         _softmax_backward(grad_s, s, p, b, i, count)
-                    if p.norm == RMS_HEAD and heads == 1:
+                    if NORM == RMS_HEAD and heads == 1:
                         _one_head_backward(grad_s, s, p, count)
-                    _query_key_backward(grad_query, grad_key, grad_s, p, query, query_row, key_tile, count, like)
+                    _query_key_backward(grad_query, grad_key, grad_s, p, query, query_row, key_tile, count)
                     if p.partial_band != 0:
                         _band_backward(grad_band, band_offset(p, key, i), grad_s, p, count)
-                unpack_tile(p.grad_k, grad_key, b, key, p, p.qk_width, p.qk_padded, like)
-                unpack_tile(p.grad_v, grad_value, b, key, p, p.v_width, p.v_padded, like)
+                unpack_tile(p.grad_k, grad_key, b, key, p, p.qk_width, qk_width(p), count)
+                unpack_tile(p.grad_v, grad_value, b, key, p, p.v_width, v_width(p), count)
             if p.splits == 1:
-                unpack_rows(p.grad_q, grad_query, b, 0, queries, heads, p.qk_width, p.qk_padded, p.scale)
+                unpack_rows(p.grad_q, grad_query, b, 0, queries, heads, p.qk_width, qk_width(p), p.scale)
 
 
 @stage
-def mix_gradients(grad_mixed, s, p, grad, grad_row, count, like):  # type: ignore[no-untyped-def]
-    """grad_mixed = Σ_h s g, of two queries and one block of keys."""
-    heads, width, block = p.heads, p.v_padded, p.block
-    n = len(like)
-    other, row = heads * block, heads * width
-    for d in range(0, width, n):
-        for j in range(0, count, LANES):
-            first, second = zero_rows(s, like), zero_rows(s, like)
+def mix(mixed, grad_mixed, squares, s, p, value_tile, grad, grad_row, count):  # type: ignore[no-untyped-def]
+    """mixed = Σ_h s v, squares = Σ_h s² and grad_mixed = Σ_h s g, of two queries and one block of keys."""
+    heads, width = p.heads, v_width(p)
+    columns = heads * width
+    for j in range(0, count, LANES):
+        for d in range(0, width, len(ROWS)):
+            first, second = zero_rows(NUMBERS, ROWS), zero_rows(NUMBERS, ROWS)
+            first_grad, second_grad = zero_rows(NUMBERS, ROWS), zero_rows(NUMBERS, ROWS)
+            first_square = second_square = constant(NUMBERS, 0.0)
             for h in range(heads):
                 no_unroll()
-                offset = grad_row + h * width + d
-                first = muladd_rows(load(s, h * block + j), splat_rows(grad, offset, like), first)
-                second = muladd_rows(load(s, other + h * block + j), splat_rows(grad, offset + row, like), second)
-            store_rows(grad_mixed, d * block + j * n, first)
-            store_rows(grad_mixed, (width + d) * block + j * n, second)
+                a, b = load(s, line(heads, j, h)), load(s, line(heads, j, h) + LANES)
+                column = h * width + d
+                values = load_rows(value_tile, j * columns + column * LANES, ROWS)
+                first, second = muladd_rows(a, values, first), muladd_rows(b, values, second)
+                first_grad = muladd_rows(a, splat_rows(grad, grad_row + column, ROWS), first_grad)
+                second_grad = muladd_rows(b, splat_rows(grad, grad_row + columns + column, ROWS), second_grad)
+                if NORM == RMS_HEAD:
+                    first_square, second_square = muladd(a, a, first_square), muladd(b, b, second_square)
+            start = 2 * j * width + d * LANES
+            store_rows(mixed, start, first)
+            store_rows(mixed, start + width * LANES, second)
+            store_rows(grad_mixed, start, first_grad)
+            store_rows(grad_mixed, start + width * LANES, second_grad)
+            if NORM == RMS_HEAD and d == 0:
+                store(squares, 2 * j, first_square)
+                store(squares, 2 * j + LANES, second_square)
 
 
 @stage
-def hidden_backward(mixed, grad_mixed, pull, squares, factor, p, count, like):  # type: ignore[no-untyped-def]
+def hidden_backward(mixed, grad_mixed, pull, squares, factor, p, count):  # type: ignore[no-untyped-def]
     """In place, of two queries: Σ_h y v becomes c·u, and Σ_h y g becomes c·dL/dm; pull = -κ, 0 over one head."""
-    for second in range(2):
-        pair, start = second * p.block, second * p.v_padded * p.block
-        for j in range(0, count, LANES):
-            c = load(factor, pair + j)
-            inverse = c
-            if p.norm == RMS_HEAD:
-                inverse = rms_inverse(load(squares, pair + j), p, squares)
-                c = multiply(c, inverse)
-            total = constant(mixed, 0.0)
-            for d in range(p.v_padded):
-                no_unroll()
-                offset = start + tile_offset(d, j, p.block, len(like))
-                raw, grad_raw = load(mixed, offset), load(grad_mixed, offset)
-                value, slope = activate(multiply(c, raw), p.net, mixed)
-                grad = multiply(slope, multiply(c, grad_raw))
-                # Σ_h s dL/dz without a loop over the heads: its two sums over heads are at hand.
-                total = muladd(value, grad_raw, muladd(grad, raw, total))
-                store(mixed, offset, multiply(c, value))
-                store(grad_mixed, offset, multiply(c, grad))
-            if p.norm == RMS_HEAD and p.heads > 1:
-                kappa = multiply(multiply(c, total), multiply(inverse, inverse))
-                store(pull, pair + j, multiply(kappa, constant(mixed, -1 / p.heads)))
+    width = v_width(p)
+    for pair in range(0, 2 * count, LANES):
+        c = load(factor, pair)
+        inverse = c
+        if NORM == RMS_HEAD:
+            inverse = rms_inverse(load(squares, pair), p)
+            c = multiply(c, inverse)
+        total = constant(NUMBERS, 0.0)
+        for offset in range(pair * width, (pair + LANES) * width, LANES):
+            no_unroll()
+            raw, grad_raw = load(mixed, offset), load(grad_mixed, offset)
+            value, slope = activate(multiply(c, raw))
+            grad = multiply(slope, multiply(c, grad_raw))
+            # Σ_h s dL/dz without a loop over the heads: its two sums over heads are at hand.
+            total = muladd(value, grad_raw, muladd(grad, raw, total))
+            store(mixed, offset, multiply(c, value))
+            store(grad_mixed, offset, multiply(c, grad))
+        if NORM == RMS_HEAD and p.heads > 1:
+            kappa = multiply(multiply(c, total), multiply(inverse, inverse))
+            store(pull, pair, multiply(kappa, constant(NUMBERS, -1 / p.heads)))
 
 
 @stage
 def _two_layer_backward(  # type: ignore[no-untyped-def]
-    grad_s, grad_value, s, p, grad, grad_row, hidden, grad_mixed, value_tile, pull, count, like
+    grad_s, grad_value, s, p, grad, grad_row, hidden, grad_mixed, value_tile, pull, count
 ):
     """grad_s = c dL/dz - κ s of two queries, and what they add to the gradient of v."""
-    heads, width, block = p.heads, p.v_padded, p.block
-    n = len(like)
-    other, row, other_tile = heads * block, heads * width, width * block
-    for h in range(heads):
-        codes = h * block
-        for d in range(0, width, n):
-            first = splat_rows(grad, grad_row + h * width + d, like)
-            second = splat_rows(grad, grad_row + row + h * width + d, like)
-            columns, rows = d * block, (h * width + d) * block
-            for j in range(0, count, LANES):
+    heads, width = p.heads, v_width(p)
+    columns = heads * width
+    for j in range(0, count, LANES):
+        for d in range(0, width, len(ROWS)):
+            # Held in registers for all heads.
+            start = 2 * j * width + d * LANES
+            hidden_a, hidden_b = load_rows(hidden, start, ROWS), load_rows(hidden, start + width * LANES, ROWS)
+            mixed_a, mixed_b = load_rows(grad_mixed, start, ROWS), load_rows(grad_mixed, start + width * LANES, ROWS)
+            pull_a, pull_b = load(pull, 2 * j), load(pull, 2 * j + LANES)
+            for h in range(heads):
                 no_unroll()
-                if d == 0:
-                    total_a = multiply(load(pull, j), load(s, codes + j))
-                    total_b = multiply(load(pull, block + j), load(s, other + codes + j))
-                else:
-                    total_a, total_b = load(grad_s, codes + j), load(grad_s, other + codes + j)
-                values = load_rows(value_tile, rows + j * n, like)
-                total_a = dot_rows(first, load_rows(hidden, columns + j * n, like), total_a)
-                total_b = dot_rows(second, load_rows(hidden, other_tile + columns + j * n, like), total_b)
-                total_a = dot_rows(load_rows(grad_mixed, columns + j * n, like), values, total_a)
-                total_b = dot_rows(load_rows(grad_mixed, other_tile + columns + j * n, like), values, total_b)
-                store(grad_s, codes + j, total_a)
-                store(grad_s, other + codes + j, total_b)
-            # A loop of its own: together, the two would need more registers than there are.
-            for j in range(0, count, LANES):
-                no_unroll()
-                total = load_rows(grad_value, rows + j * n, like)
-                total = muladd_rows(load(s, codes + j), load_rows(grad_mixed, columns + j * n, like), total)
-                mixed = load_rows(grad_mixed, other_tile + columns + j * n, like)
-                store_rows(grad_value, rows + j * n, muladd_rows(load(s, other + codes + j), mixed, total))
+                to, column = line(heads, j, h), h * width + d
+                a, b = load(s, to), load(s, to + LANES)
+                total_a, total_b = multiply(pull_a, a), multiply(pull_b, b)
+                if d > 0:
+                    total_a, total_b = load(grad_s, to), load(grad_s, to + LANES)
+                values = load_rows(value_tile, j * columns + column * LANES, ROWS)
+                total_a = dot_rows(hidden_a, splat_rows(grad, grad_row + column, ROWS), total_a)
+                total_b = dot_rows(hidden_b, splat_rows(grad, grad_row + columns + column, ROWS), total_b)
+                store(grad_s, to, dot_rows(mixed_a, values, total_a))
+                store(grad_s, to + LANES, dot_rows(mixed_b, values, total_b))
+                total = load_rows(grad_value, j * columns + column * LANES, ROWS)
+                total = muladd_rows(b, mixed_b, muladd_rows(a, mixed_a, total))
+                store_rows(grad_value, j * columns + column * LANES, total)
 
 
 @stage
 def _linear_backward(  # type: ignore[no-untyped-def]
-    grad_s, grad_value, s, p, grad, grad_row, value_tile, factor, pull, count, like
+    grad_s, grad_value, s, p, grad, grad_row, value_tile, factor, pull, count
 ):
     """The same for a linear value net, whose dL/dz is Σ_d g v."""
-    heads, width, block = p.heads, p.v_padded, p.block
-    n = len(like)
-    other, row = heads * block, heads * width
+    heads, width = p.heads, v_width(p)
+    columns = heads * width
     for h in range(heads):
-        codes = h * block
-        for d in range(0, width, n):
-            first = splat_rows(grad, grad_row + h * width + d, like)
-            second = splat_rows(grad, grad_row + row + h * width + d, like)
-            rows = (h * width + d) * block
+        for d in range(0, width, len(ROWS)):
+            column = h * width + d
+            first = splat_rows(grad, grad_row + column, ROWS)
+            second = splat_rows(grad, grad_row + columns + column, ROWS)
             for j in range(0, count, LANES):
                 no_unroll()
-                values = load_rows(value_tile, rows + j * n, like)
-                total_a, total_b = constant(s, 0.0), constant(s, 0.0)
+                to = line(heads, j, h)
+                values = load_rows(value_tile, j * columns + column * LANES, ROWS)
+                total_a, total_b = constant(NUMBERS, 0.0), constant(NUMBERS, 0.0)
                 if d > 0:
-                    total_a, total_b = load(grad_s, codes + j), load(grad_s, other + codes + j)
-                store(grad_s, codes + j, dot_rows(first, values, total_a))
-                store(grad_s, other + codes + j, dot_rows(second, values, total_b))
-    if p.norm == RMS_HEAD:
+                    total_a, total_b = load(grad_s, to), load(grad_s, to + LANES)
+                store(grad_s, to, dot_rows(first, values, total_a))
+                store(grad_s, to + LANES, dot_rows(second, values, total_b))
+    if NORM == RMS_HEAD:
         _linear_pull(pull, factor, s, grad_s, p, count)
-    for column in range(0, row, n):
-        first, second = splat_rows(grad, grad_row + column, like), splat_rows(grad, grad_row + row + column, like)
-        codes, rows = column // width * block, column * block
-        for j in range(0, count, LANES):
-            no_unroll()
-            a = multiply(load(s, codes + j), load(factor, j))
-            b = multiply(load(s, other + codes + j), load(factor, block + j))
-            total = muladd_rows(a, first, load_rows(grad_value, rows + j * n, like))
-            store_rows(grad_value, rows + j * n, muladd_rows(b, second, total))
-    for line in range(2 * heads):
-        start, pair = line * block, line // heads * block
-        for j in range(0, count, LANES):
-            no_unroll()
-            pulled = multiply(load(s, start + j), load(pull, pair + j))
-            store(grad_s, start + j, muladd(load(grad_s, start + j), load(factor, pair + j), pulled))
+    for h in range(heads):
+        for d in range(0, width, len(ROWS)):
+            column = h * width + d
+            first = splat_rows(grad, grad_row + column, ROWS)
+            second = splat_rows(grad, grad_row + columns + column, ROWS)
+            for j in range(0, count, LANES):
+                no_unroll()
+                to = line(heads, j, h)
+                a, b = load(s, to), load(s, to + LANES)
+                c_a, c_b = load(factor, 2 * j), load(factor, 2 * j + LANES)
+                total = load_rows(grad_value, j * columns + column * LANES, ROWS)
+                total = muladd_rows(multiply(b, c_b), second, muladd_rows(multiply(a, c_a), first, total))
+                store_rows(grad_value, j * columns + column * LANES, total)
+                if d == 0:
+                    total_a, total_b = multiply(load(grad_s, to), c_a), multiply(load(grad_s, to + LANES), c_b)
+                    if NORM == RMS_HEAD:
+                        total_a = muladd(a, load(pull, 2 * j), total_a)
+                        total_b = muladd(b, load(pull, 2 * j + LANES), total_b)
+                    store(grad_s, to, total_a)
+                    store(grad_s, to + LANES, total_b)
 
 
 @stage
 def _linear_pull(pull, factor, s, grad_s, p, count):  # type: ignore[no-untyped-def]
     """`factor` becomes c and pull = -κ, 0 over one head, of two queries, from dL/dz in grad_s."""
-    for second in range(2):
-        start, pair = second * p.heads * p.block, second * p.block
-        for j in range(0, count, LANES):
-            square, total = constant(s, 0.0), constant(s, 0.0)
-            for h in range(p.heads):
-                no_unroll()
-                score = load(s, start + h * p.block + j)
-                square = muladd(score, score, square)
-                total = muladd(score, load(grad_s, start + h * p.block + j), total)
-            inverse = rms_inverse(square, p, s)
-            c = multiply(load(factor, pair + j), inverse)
-            store(factor, pair + j, c)
-            if p.heads > 1:
-                kappa = multiply(multiply(c, total), multiply(inverse, inverse))
-                store(pull, pair + j, multiply(kappa, constant(s, -1 / p.heads)))
+    for pair in range(0, 2 * count, LANES):
+        square, total = constant(NUMBERS, 0.0), constant(NUMBERS, 0.0)
+        first = pair // (2 * LANES) * 2 * LANES * p.heads + pair % (2 * LANES)
+        for scores in range(first, first + 2 * LANES * p.heads, 2 * LANES):
+            no_unroll()
+            score = load(s, scores)
+            square, total = muladd(score, score, square), muladd(score, load(grad_s, scores), total)
+        inverse = rms_inverse(square, p)
+        c = multiply(load(factor, pair), inverse)
+        store(factor, pair, c)
+        if p.heads > 1:
+            kappa = multiply(multiply(c, total), multiply(inverse, inverse))
+            store(pull, pair, multiply(kappa, constant(NUMBERS, -1 / p.heads)))
 
 
 @stage
 def _softmax_backward(grad_s, s, p, b, i, count):  # type: ignore[no-untyped-def]
     """c dL/dz becomes y (c dL/dz - Δ)."""
-    delta = array_at(p.delta, s)
-    for line in range(num_lines(p, i)):
-        shift = constant(s, delta[statistic_offset(p, b, i, line)])
-        for j in range(line * p.block, line * p.block + count, LANES):
-            no_unroll()
-            store(grad_s, j, multiply(load(s, j), subtract(load(grad_s, j), shift)))
+    heads, delta = p.heads, array_at(p.delta, NUMBERS)
+    for second in range(num_queries(p, i)):
+        for h in range(heads):
+            shift = constant(NUMBERS, delta[statistic_offset(p, b, i, h, second)])
+            for j in range(0, count, LANES):
+                no_unroll()
+                to = line(heads, j, h) + second * LANES
+                store(grad_s, to, multiply(load(s, to), subtract(load(grad_s, to), shift)))
 
 
 @stage
 def _one_head_backward(grad_s, s, p, count):  # type: ignore[no-untyped-def]
     """rms_head over one head: c dL/dz becomes c dL/dz ε/(s² + ε)."""
-    epsilon = constant(s, p.epsilon)
-    for second in range(2):
-        for j in range(second * p.block, second * p.block + count, LANES):
-            no_unroll()
-            score = load(s, j)
-            store(grad_s, j, multiply(load(grad_s, j), divide(epsilon, muladd(score, score, epsilon))))
+    epsilon = constant(NUMBERS, p.epsilon)
+    for j in range(0, 2 * count, LANES):
+        no_unroll()
+        score = load(s, j)
+        store(grad_s, j, multiply(load(grad_s, j), divide(epsilon, muladd(score, score, epsilon))))
 
 
 @stage
-def _query_key_backward(  # type: ignore[no-untyped-def]
-    grad_query, grad_key, grad_s, p, query, query_row, key_tile, count, like
-):
+def _query_key_backward(grad_query, grad_key, grad_s, p, query, query_row, key_tile, count):  # type: ignore[no-untyped-def]
     """From the gradients of the scores of two queries to those of the queries and keys."""
-    heads, width, block = p.heads, p.qk_padded, p.block
-    n = len(like)
-    other, row = heads * block, heads * width
+    heads, width = p.heads, qk_width(p)
+    columns = heads * width
     for h in range(heads):
-        for d in range(0, width, n):
-            offset = query_row + h * width + d
-            first, second = splat_rows(query, offset, like), splat_rows(query, offset + row, like)
-            total_first, total_second = zero_rows(grad_s, like), zero_rows(grad_s, like)
-            rows = (h * width + d) * block
+        for d in range(0, width, len(ROWS)):
+            column = h * width + d
+            offset = query_row + column
+            first, second = splat_rows(query, offset, ROWS), splat_rows(query, offset + columns, ROWS)
+            total_first, total_second = zero_rows(NUMBERS, ROWS), zero_rows(NUMBERS, ROWS)
             for j in range(0, count, LANES):
                 no_unroll()
-                a, b = load(grad_s, h * block + j), load(grad_s, other + h * block + j)
-                keys = load_rows(key_tile, rows + j * n, like)
+                a, b = load(grad_s, line(heads, j, h)), load(grad_s, line(heads, j, h) + LANES)
+                keys = load_rows(key_tile, j * columns + column * LANES, ROWS)
                 total_first, total_second = muladd_rows(a, keys, total_first), muladd_rows(b, keys, total_second)
-                total = muladd_rows(a, first, load_rows(grad_key, rows + j * n, like))
-                store_rows(grad_key, rows + j * n, muladd_rows(b, second, total))
-            add_lane_sums(grad_query, offset, total_first)
-            add_lane_sums(grad_query, offset + row, total_second)
+                total = muladd_rows(a, first, load_rows(grad_key, j * columns + column * LANES, ROWS))
+                store_rows(grad_key, j * columns + column * LANES, muladd_rows(b, second, total))
+            add_lane_sums(grad_query, offset, total_first, offset + columns, total_second)
 
 
 @stage
 def _band_backward(grad_band, start, grad_s, p, count):  # type: ignore[no-untyped-def]
     """Along the band: the second query's keys stand one entry before the first's."""
-    for line in range(2 * p.heads):
-        second = line // p.heads
-        offset = start - second + (line - second * p.heads) * p.band_length
-        for j in range(0, count, LANES):
-            no_unroll()
-            store(grad_band, offset + j, add(load(grad_band, offset + j), load(grad_s, line * p.block + j)))
+    heads, length = p.heads, p.band_length
+    for second in range(2):
+        for h in range(heads):
+            offset = start - second + h * length
+            for j in range(0, count, LANES):
+                no_unroll()
+                gradient = load(grad_s, line(heads, j, h) + second * LANES)
+                store(grad_band, offset + j, add(load(grad_band, offset + j), gradient))
 
 
-KERNELS = variants(backward_tasks)
+KERNELS = Variants(backward_tasks)

@@ -6,6 +6,7 @@ entry's keys, of the queries; what several tasks have summed up is added in a fi
 shapes alone, so that the number of threads does not change what is summed with what.
 """
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,10 +15,10 @@ import torch
 from headcode.ops import dropout as dropout_hash
 from headcode.ops.cpu import records
 from headcode.ops.cpu.launch import Area, BoundProgram, Program, Section, Value, Word, kernel, record
-from headcode.ops.cpu.records import BLOCK, LANES, NET_CODES, NORM_CODES
+from headcode.ops.cpu.records import BLOCK, LANES, NET_CODES, NORM_CODES, Variant
 from headcode.ops.options import AttentionOptions, Problem
 from headcode.ops.registry import RMS_EPSILON
-from headcode.private_api import flash_attention, flash_attention_backward
+from headcode.private_api import flash_attention, flash_attention_backward, processor_features
 
 TASK_WORK = 2**20
 """Multiplications that are worth a task of their own: some 50 microseconds."""
@@ -84,10 +85,18 @@ class AttentionPlan:
             )
         )
         self.needs_delta_kernel = options.norm == "softmax" and options.value_net != "linear"
+        double = q.dtype == torch.float64
         # Rows of one vector each: as many as leave room for two queries' sums in 16 registers.
-        num_rows = 2 if max(qk_width, v_width) <= 2 or q.dtype == torch.float64 else 4
-        self.variant = "double" if q.dtype == torch.float64 else "narrow" if num_rows == 2 else ""
+        num_rows = 2 if max(qk_width, v_width) <= 2 or double else 4
         self.qk_padded, v_padded = (_round_up(width, num_rows) for width in (qk_width, v_width))
+        self.variant = Variant(
+            norm=NORM_CODES[options.norm],
+            net=NET_CODES[options.value_net],
+            rows=num_rows,
+            wide=max(self.qk_padded, v_padded) > num_rows,
+            lanes=LANES if double else float32_lanes(),
+            double=double,
+        )
         self.block = _block_of(self.keys)
         self.work = self.batch * self.queries * self.keys * self.heads * (self.qk_padded + 2 * v_padded)
         self.fields: dict[str, Word] = {
@@ -101,8 +110,6 @@ class AttentionPlan:
             "qk_padded": self.qk_padded,
             "v_padded": v_padded,
             "block": self.block,
-            "norm": NORM_CODES[options.norm],
-            "net": NET_CODES[options.value_net],
             "causal": options.causal,
             "query_offset": options.query_offset,
             "dropout_threshold": dropout_hash.threshold(options.dropout) if options.dropout > 0 else 0,
@@ -199,9 +206,15 @@ class AttentionPlan:
         }
 
 
+@functools.cache
+def float32_lanes() -> int:
+    """Numbers in a vector of the float32 kernels: a whole register of AVX-512, elsewhere LANES."""
+    return 2 * LANES if "+avx512f" in processor_features().split(",") else LANES
+
+
 def _block_of(keys: int) -> int:
-    """Keys that are worked on together."""
-    return min(_round_up(keys, LANES), BLOCK)
+    """Keys that are worked on together: whole vectors, of whichever length."""
+    return min(_round_up(keys, 2 * LANES), BLOCK)
 
 
 def _round_up(number: int, unit: int) -> int:

@@ -15,7 +15,6 @@ from numba import types
 from numba.extending import intrinsic
 
 from headcode import private_api
-from headcode.jit import njit
 from headcode.ops.cpu.block_stages import activate_rows, measure, normalise
 from headcode.ops.cpu.decode_stages import (
     append,
@@ -27,7 +26,7 @@ from headcode.ops.cpu.decode_stages import (
     scores_to_codes,
     use_state,
 )
-from headcode.ops.cpu.kernel import DECODE, DECODE_LAYER, SINGLE, WORDS, array_at, fetch_add, no_unroll, stage
+from headcode.ops.cpu.kernel import DECODE, DECODE_LAYER, SINGLE, WORDS, Variants, array_at, fetch_add, no_unroll, stage
 from headcode.ops.cpu.records import LANES
 from headcode.ops.cpu.simd import constant, load, store
 from headcode.ops.cpu.simd_math import add, multiply
@@ -193,7 +192,7 @@ def _project_hidden(p, layer, task):  # type: ignore[no-untyped-def]
 @stage
 def _activate(p, layer, t):  # type: ignore[no-untyped-def]
     hidden, inner = array_at(p.hidden, SINGLE), array_at(p.inner, SINGLE)[t * p.inner_width :]
-    activate_rows(inner, 0, inner, 0, hidden, t * p.hidden_width, p, 1, False)
+    activate_rows(inner, 0, inner, 0, hidden, t * p.hidden_width, p.hidden_width, p, 1, False)
 
 
 @stage
@@ -211,8 +210,8 @@ def _project_outputs(p, layer, task):  # type: ignore[no-untyped-def]
     project(logits, outputs, False, p.output_weight, p.output_bias, normed, p.dim, outputs, first, end, count)
 
 
-@njit()
-def decode_kernel(address):  # type: ignore[no-untyped-def]
+@stage
+def decode(address):  # type: ignore[no-untyped-def]
     """See `records.DECODE`."""
     p = array_at(address, DECODE)[0]
     rows, layers = p.rows, array_at(p.layers, DECODE_LAYER)
@@ -238,3 +237,6 @@ def decode_kernel(address):  # type: ignore[no-untyped-def]
         number = _share(_project_inner, p, layer, number, _num_pieces(p, p.dim))
     number = _share(_final_norm, p, p.final_norm, number, p.batch * p.kept)
     _share(_project_outputs, p, p.final_norm, number, _num_pieces(p, p.outputs))
+
+
+KERNELS = Variants(decode)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from headcode.ops.cpu import records
 from headcode.ops.cpu.launch import Area, kernel
+from headcode.ops.cpu.records import LANES
 from headcode.ops.cpu.team import run_native_in_team
 from headcode.ops.registry import RMS_EPSILON
 
@@ -26,7 +27,8 @@ SMALL = 2**22
 
 
 class DecodeSizes(NamedTuple):
-    """What the kernel is told about a model besides addresses; widths of queries and values are those of one head."""
+    """What the kernel is told about a model besides addresses, or compiled for (norm, net); widths of queries and
+    values are those of one head."""
 
     dim: int
     heads: int
@@ -76,7 +78,8 @@ class DecodePlan:
         self._stages = np.zeros((STAGES_PER_LAYER * len(layers) + STAGES_AROUND, 2), np.int64)
         # Python writes single words through these twice as fast as into an array.
         self._words, self._layer_words = _words(record), _words(layer_records)
-        numbers: dict[str, Any] = {**sizes._asdict(), "scale": sizes.qk_width**-0.5, "epsilon": RMS_EPSILON}
+        told = {name: number for name, number in sizes._asdict().items() if name not in ("norm", "net")}
+        numbers: dict[str, Any] = {**told, "scale": sizes.qk_width**-0.5, "epsilon": RMS_EPSILON}
         numbers |= {"num_layers": len(layers), "layers": _start(layer_records), "stages": _start(self._stages)}
         numbers |= {"final_norm.dim": sizes.dim}
         _fill(self._words, _WORD, 0, {**numbers, **model})
@@ -85,7 +88,8 @@ class DecodePlan:
             _fill(self._layer_words, _LAYER_WORD, index * _LAYER_SIZE, {**norms, **weights})
         self._num_layers, self._weights = len(layers), (model, layers)  # kept where the records say they are
         self._num_weights = sum(v.numel() for w in (model, *layers) for v in w.values() if isinstance(v, Tensor))
-        self._kernel, self._rows, self._scratch = kernel("decode", "decode_kernel"), 0, torch.empty(0)
+        variant = records.Variant(sizes.norm, sizes.net, rows=LANES, wide=True, lanes=LANES, double=False)
+        self._kernel, self._rows, self._scratch = kernel("decode", "KERNELS", variant), 0, torch.empty(0)
 
     def cache_shapes(self, batch: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """(B, H, D) of a layer's keys and of its values."""

@@ -12,13 +12,12 @@ import numpy as np
 
 from headcode.ops.cpu.activations import activate
 from headcode.ops.cpu.attention_stages import rms_inverse
-from headcode.ops.cpu.kernel import BYTES, SINGLE, WORDS, array_at, inlined_stage, no_unroll, stage
+from headcode.ops.cpu.kernel import BYTES, NET, NORM, SINGLE, WORDS, array_at, inlined_stage, no_unroll, stage
 from headcode.ops.cpu.records import LANES, LINEAR, RMS_HEAD, SOFTMAX
 from headcode.ops.cpu.simd import (
-    add_lane_sums,
     constant,
     load,
-    load_apart,
+    load_steps,
     muladd,
     muladd_rows,
     splat,
@@ -26,19 +25,22 @@ from headcode.ops.cpu.simd import (
     zero_rows,
 )
 from headcode.ops.cpu.simd_math import add, exp, lane_maximum, lane_sum, maximum, multiply, subtract
+from headcode.ops.cpu.simd_shuffles import add_lane_sums
 
-ROWS = (0,) * LANES
+HALF = (0,) * (LANES // 2)
 
 
 @inlined_stage
 def _add_dots(target, offset, rows, first, step, x, x_offset, width):  # type: ignore[no-untyped-def]
     """target[offset + i] += row i · x, of LANES rows that begin `step` apart."""
-    sums = zero_rows(target, ROWS)
-    whole = width // LANES * LANES
+    upper, lower = zero_rows(target, HALF), zero_rows(target, HALF)
+    whole, middle = width // LANES * LANES, first + LANES // 2 * step
     for d in range(0, whole, LANES):
         no_unroll()
-        sums = muladd_rows(load(x, x_offset + d), load_apart(rows, first + d, step, ROWS), sums)
-    add_lane_sums(target, offset, sums)
+        vector = load(x, x_offset + d)
+        upper = muladd_rows(vector, load_steps(rows, first + d, step, HALF), upper)
+        lower = muladd_rows(vector, load_steps(rows, middle + d, step, HALF), lower)
+    add_lane_sums(target, offset, upper, offset + LANES // 2, lower)
     for d in range(whole, width):
         for i in range(LANES):
             target[offset + i] += rows[first + i * step + d] * x[x_offset + d]
@@ -209,16 +211,16 @@ def _softmax(s, row, count):  # type: ignore[no-untyped-def]
 @stage
 def scores_to_codes(p, s, row, count):  # type: ignore[no-untyped-def]
     """In place, of all heads."""
-    if p.norm == SOFTMAX:
+    if NORM == SOFTMAX:
         for h in range(p.heads):
             _softmax(s, h * row, count)
-    elif p.norm == RMS_HEAD:
+    elif NORM == RMS_HEAD:
         for i in range(0, count, LANES):
             square = constant(SINGLE, 0.0)
             for line in range(i, i + p.heads * row, row):
                 no_unroll()
                 square = muladd(load(s, line), load(s, line), square)
-            inverse = rms_inverse(square, p, SINGLE)
+            inverse = rms_inverse(square, p)
             for line in range(i, i + p.heads * row, row):
                 no_unroll()
                 store(s, line, multiply(load(s, line), inverse))
@@ -260,20 +262,20 @@ def _hidden_layer(p, layer, b, hidden, step, s, row, index, count):  # type: ign
             for h in range(p.heads):
                 no_unroll()
                 total = muladd(splat(s, h * row + i), load(values, key + h * between + d), total)
-            store(hidden, target + d, activate(total, p.net, SINGLE)[0])
+            store(hidden, target + d, activate(total)[0])
         if whole < step:
             store(hidden, target + whole, constant(SINGLE, 0.0))
             for d in range(whole, width):
                 for h in range(p.heads):
                     hidden[target + d] += s[h * row + i] * values[key + h * between + d]
-            store(hidden, target + whole, activate(load(hidden, target + whole), p.net, SINGLE)[0])
+            store(hidden, target + whole, activate(load(hidden, target + whole))[0])
 
 
 @stage
 def mix_values(p, layer, b, attended, first, s, row, index, count):  # type: ignore[no-untyped-def]
     """attended (heads, v_width), from `first` on: what the value nets that the codes generate make of the values."""
     width = p.v_width
-    if p.net == LINEAR:
+    if NET == LINEAR:
         values = array_at(layer.values, SINGLE)
         for h in range(p.heads):
             start = (b * p.heads + h) * layer.room * width

@@ -19,6 +19,7 @@ from numba.extending import intrinsic
 
 from headcode.jit import njit
 from headcode.ops.cpu.kernel import (
+    DOUBLE,
     PACKING,
     PACKING_JOB,
     SINGLE,
@@ -28,7 +29,6 @@ from headcode.ops.cpu.kernel import (
     fetch_add,
     no_unroll,
     stage,
-    variants,
 )
 from headcode.ops.cpu.records import COLUMNS, LANES
 from headcode.ops.cpu.simd import (
@@ -39,14 +39,13 @@ from headcode.ops.cpu.simd import (
     emit_store,
     load,
     store,
-    transpose,
 )
 from headcode.ops.cpu.simd_math import add
+from headcode.ops.cpu.simd_shuffles import transpose
 from headcode.private_api import processor_features
 
 # AVX-512 has 32 registers of 16 numbers, other processors 16 of 8 or as much: half as many sums fit.
 TILE_ROWS, TILE_PANELS = (8, 2) if "+avx512f" in processor_features() else (6, 1)
-ONE = (0,)
 MOST_DEPTH = 1024
 """A product of more is summed up in several, so that the panels of one stay in the core's cache."""
 
@@ -196,7 +195,7 @@ def pack_kernel(address):  # type: ignore[no-untyped-def]
                 for column in range(0, columns, LANES):
                     no_unroll()
                     offset = row // COLUMNS * COLUMNS * columns + column * COLUMNS + row % COLUMNS
-                    transpose(source, row * columns + column, columns, target, offset, COLUMNS, ONE)
+                    transpose(source, row * columns + column, columns, target, offset, COLUMNS, LANES - 1)
         else:
             for column in range(0, columns, COLUMNS):
                 for row in range(job.rows):
@@ -206,8 +205,16 @@ def pack_kernel(address):  # type: ignore[no-untyped-def]
                     store(target, offset + LANES, load(source, row * columns + column + LANES))
 
 
+def _sum_kernel(numbers: Any) -> Any:
+    @njit(key=(str(numbers.dtype),))
+    def sum_kernel(address):  # type: ignore[no-untyped-def]
+        sum_tasks(address, numbers)
+
+    return sum_kernel
+
+
 @stage
-def sum_tasks(address, like, numbers):  # type: ignore[no-untyped-def]
+def sum_tasks(address, numbers):  # type: ignore[no-untyped-def]
     """total (size) = parts[0] + parts[1] + …, in this order whatever the number of threads, unlike torch's sums."""
     p, counter = array_at(address, SUM)[0], array_at(address, WORDS)
     parts, total = array_at(p.parts, numbers), array_at(p.total, numbers)
@@ -223,4 +230,4 @@ def sum_tasks(address, like, numbers):  # type: ignore[no-untyped-def]
             store(total, offset, value)
 
 
-SUM_KERNELS = variants(sum_tasks)
+SUM_KERNELS = {False: _sum_kernel(SINGLE), True: _sum_kernel(DOUBLE)}

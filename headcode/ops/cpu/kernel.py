@@ -1,6 +1,8 @@
 """How a compiled kernel starts: from an address to a record, to memory, to its next task; and its variants."""
 
+import functools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,13 @@ from numba.extending import intrinsic
 
 from headcode import private_api
 from headcode.jit import njit
-from headcode.ops.cpu import records
+from headcode.ops.cpu import records, simd
 
-# Called by kernels only: without the wrappers that Python or C would need, they compile sooner.
-stage = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
+# Called by kernels only: without wrappers that Python or C would need, and without a file of their own, they compile
+# sooner.
+stage = njit(on_disk=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 # A call with a dozen arrays costs as much as some stages' work: short stages become part of their caller.
-inlined_stage = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)
+inlined_stage = njit(on_disk=False, no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)
 
 # Numba learns the type of memory from an example; these arrays are never read.
 ATTENTION, BLOCK_PART = np.empty(0, records.ATTENTION), np.empty(0, records.BLOCK_PART)
@@ -27,28 +30,72 @@ SINGLE, DOUBLE = np.empty(0, np.float32), np.empty(0, np.float64)
 UNBOUNDED = 2**48
 """The length that memory from an address on is given: nobody checks it."""
 
-VARIANTS: dict[str, tuple[Any, Any]] = {
-    "": ((0,) * 4, SINGLE),
-    "narrow": ((0,) * 2, SINGLE),
-    "double": ((0,) * 2, DOUBLE),
-}
-"""name -> `like`, a tuple whose length is the number of vectors (dims) that are worked on at once, and the type of the
-numbers. Narrow is for heads of width 1 and 2."""
+# What a variant of a kernel is compiled for, besides LANES: stages read these, and `specialised` replaces them.
+NORM, NET = records.NONE, records.LINEAR
+ROWS = (0,) * 2
+"""Its length is the number of vectors, one for each dim, that are worked on at once, in registers."""
+WIDE = True
+"""Whether heads may have more dims than that."""
+NUMBERS = SINGLE
 
 
-def variants(tasks: Callable[..., None]) -> dict[str, Any]:
-    """The kernels that call `tasks(address, like, numbers)`, which takes tasks until none is left, by variant."""
-    return {variant: _kernel(tasks, variant) for variant in VARIANTS}
+class Variants:
+    """Kernels by their `records.Variant`, made when asked: each runs `tasks(address)`, until no task is left."""
+
+    def __init__(self, tasks: Callable[[int], None]) -> None:
+        self._tasks = tasks
+        self.made: dict[records.Variant, Any] = {}
+
+    def __getitem__(self, variant: records.Variant) -> Any:
+        if variant not in self.made:
+            self.made[variant] = self._make(variant)
+        return self.made[variant]
+
+    def _make(self, variant: records.Variant) -> Any:
+        tasks = specialised(self._tasks, variant)
+
+        def kernel(address):  # type: ignore[no-untyped-def]
+            tasks(address)
+
+        return njit(key=(tasks.__module__, tasks.__name__))(kernel)
 
 
-def _kernel(tasks: Callable[..., None], variant: str) -> Any:
-    like, numbers = VARIANTS[variant]
+@functools.cache
+def _constants(variant: records.Variant) -> dict[str, Any]:
+    return {
+        "NORM": variant.norm,
+        "NET": variant.net,
+        "ROWS": (0,) * variant.rows,
+        "WIDE": variant.wide,
+        "LANES": variant.lanes,
+        "NUMBERS": DOUBLE if variant.double else SINGLE,
+    }
 
-    @njit(key=(tasks.__module__, tasks.__name__, variant))
-    def kernel(address):  # type: ignore[no-untyped-def]
-        tasks(address, like, numbers)
 
-    return kernel
+_specialised: dict[tuple[Any, records.Variant], Any] = {}
+
+
+def specialised(function: Any, variant: records.Variant) -> Any:
+    """A stage, and all that it calls, with a variant's numbers in the place of its module's constants.
+
+    What Numba finds in a module it takes for constant: branches that these decide are never compiled.
+    """
+    if simd.has_lanes(function):
+        return simd.with_lanes(function, variant.lanes)
+    if not hasattr(function, "py_func"):
+        return function
+    given = function.py_func
+    if (given, variant) not in _specialised:
+        known = {name: given.__globals__[name] for name in given.__code__.co_names if name in given.__globals__}
+        replaced = {name: specialised(value, variant) for name, value in known.items()}
+        replaced |= {name: number for name, number in _constants(variant).items() if name in known}
+        _specialised[given, variant] = function
+        if any(replaced[name] is not known[name] for name in known):
+            copy = FunctionType(given.__code__, given.__globals__ | replaced)
+            # Numba makes symbols of names: without one of its own, kernels from the cache would call each other's.
+            copy.__name__ = copy.__qualname__ = "_".join(map(str, (given.__name__, *map(int, variant))))
+            _specialised[given, variant] = (inlined_stage if function.targetoptions.get("forceinline") else stage)(copy)
+    return _specialised[given, variant]
 
 
 @intrinsic

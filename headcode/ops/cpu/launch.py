@@ -9,7 +9,7 @@ at once; `BoundProgram.run` then runs a launch, by its name, on torch's threads.
 import functools
 import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -103,7 +103,7 @@ def record(dtype: np.dtype, **fields: Word) -> list[Word]:
 
 
 @functools.cache
-def kernel(module: str, name: str, variant: str | None = None) -> int:
+def kernel(module: str, name: str, variant: Hashable = None) -> int:
     """The address of a compiled kernel of a module of `ops.cpu`, or of one of its variants."""
     found = getattr(importlib.import_module(f"headcode.ops.cpu.{module}"), name)
     return address_of(found if variant is None else found[variant])
@@ -142,8 +142,7 @@ class Program:
         """Plan a sum over the first axis of `parts`, always in the same order."""
         num_parts, size = parts.shape[0], math.prod(parts.shape[1:])
         words = record(records.SUM, parts=parts, total=total, num_parts=num_parts, size=size, piece=PIECE)
-        variant = "double" if parts.dtype == torch.float64 else ""
-        self.launch(name, kernel("gemm", "SUM_KERNELS", variant), words, -(-size // PIECE))
+        self.launch(name, kernel("gemm", "SUM_KERNELS", parts.dtype == torch.float64), words, -(-size // PIECE))
 
     def bind(self, memory: Mapping[str, Tensor], **values: int) -> "BoundProgram":
         """The launches of one call, with this memory and these values."""

@@ -6,11 +6,12 @@ Numba.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 LANES = 8
-"""Numbers in one vector: the whole package is compiled for this width."""
+"""Numbers in one vector, but for the attention kernels where a machine has wider ones (`attention_plan`)."""
 COLUMNS = 2 * LANES
 """Columns of a tile of a matrix product: all widths of a fused block are multiples of it."""
 BLOCK = 96
@@ -20,6 +21,19 @@ NONE, RMS_HEAD, SOFTMAX = range(3)
 NORM_CODES = {"none": NONE, "rms_head": RMS_HEAD, "softmax": SOFTMAX}
 LINEAR, DEEP_LINEAR, RELU, GELU, SILU = range(5)
 NET_CODES = {"linear": LINEAR, "deep_linear": DEEP_LINEAR, "relu": RELU, "gelu": GELU, "silu": SILU}
+
+
+class Variant(NamedTuple):
+    """What a kernel of attention or decoding is compiled for: everything else it reads from its record."""
+
+    norm: int
+    net: int
+    rows: int
+    """Dims whose vectors are held in registers at once: heads are padded to a multiple of it."""
+    wide: bool
+    """Whether heads may have more dims than that."""
+    lanes: int
+    double: bool
 
 
 TENSOR = np.dtype([(name, np.int64) for name in ("address", "batch", "head", "length", "dim")])
@@ -36,8 +50,8 @@ ATTENTION = _record(
     [
         # sizes: widths as given and padded to whole rows of registers; keys in a block
         *("batch", "heads", "queries", "keys", "qk_width", "v_width", "qk_padded", "v_padded", "block"),
-        # codes of the norm and the value net; the position of the first query; dropout, whose threshold is 0 without
-        *("norm", "net", "causal", "query_offset", "dropout_threshold", "dropout_stream"),
+        # the position of the first query; dropout, whose threshold is 0 without
+        *("causal", "query_offset", "dropout_threshold", "dropout_stream"),
         # a task: some batch entries and a stretch of queries (backward: of keys); `splits` tasks share a batch entry
         *("splits", "batch_step", "length_step"),
         # boolean key mask and its strides
@@ -120,8 +134,6 @@ DECODE = np.dtype(
             # sizes; the widths of queries and values are those of one head
             *("dim", "heads", "qk_width", "v_width", "hidden_width", "inner_width"),
             *("outputs", "vocab_size", "num_layers"),
-            # codes of the norm and the value net
-            *("norm", "net"),
             # embeddings; vectors that are added at each position, which repeat; cosines and sines of each position
             *("embedding", "places", "num_places", "rotations"),
             # bucket of each distance up to num_buckets, or 0
@@ -136,7 +148,7 @@ DECODE = np.dtype(
     + [("final_norm", LAYER_NORM)]
     + [(name, np.float64) for name in ("scale", "epsilon", "output_scale")]
 )
-"""Read by `decode_kernel`. Addresses are 0 where there is nothing."""
+"""Read by `decode.decode`. Addresses are 0 where there is nothing."""
 
 DECODE_LAYER = np.dtype(
     [("attention_norm", LAYER_NORM), ("feedforward_norm", LAYER_NORM)]

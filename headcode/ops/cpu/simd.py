@@ -1,11 +1,16 @@
-"""Explicit SIMD for Numba: vectors of LANES numbers, and small tuples of them ("rows") that stay in registers.
+"""Explicit SIMD for Numba: vectors of numbers, and small tuples of them ("rows") that stay in registers.
 
 Numba leaves vectorisation to LLVM, which cannot prove that our buffers do not overlap and then either guards every
 short loop with checks or gives up. These intrinsics say directly what is meant, and compile to the same instructions
-on every run. LLVM maps the lanes to whatever the machine has (one AVX register, two NEON ones). Indices are neither
-checked nor wrapped. Imported at first use only: it needs Numba. Arithmetic is in `simd_math`.
+on every run. A vector has LANES numbers, and in a kernel that is specialised for another number (`kernel.specialised`),
+that many. LLVM maps the lanes to whatever the machine has (one AVX register, two NEON ones). Indices are neither
+checked nor wrapped. Imported at first use only: it needs Numba. Arithmetic is in `simd_math`, what moves numbers
+between lanes in `simd_shuffles`.
 """
 
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -16,29 +21,61 @@ from headcode import private_api
 from headcode.ops.cpu.records import LANES
 
 Builder = Any
-GROUP = 4
-"""Lanes of a 128-bit register in float32: shuffles within such groups are cheap, across them they are not."""
 
 
 class Vector(types.Type):
-    """LANES numbers of one floating type."""
+    """So many numbers of one floating type."""
 
-    def __init__(self, dtype: Any) -> None:
-        self.dtype = dtype
-        super().__init__(name=f"Vector({dtype})")
+    def __init__(self, dtype: Any, lanes: int = LANES) -> None:
+        self.dtype, self.lanes = dtype, lanes
+        super().__init__(name=f"Vector({dtype}, {lanes})")
 
 
 @register_model(Vector)
 class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, fe_type: Vector) -> None:
-        super().__init__(manager, fe_type, vector_type(fe_type.dtype))
+        super().__init__(manager, fe_type, vector_type(fe_type.dtype, fe_type.lanes))
 
 
-def vector_type(dtype: Any) -> ir.VectorType:
-    return ir.VectorType(ir.FloatType() if dtype == types.float32 else ir.DoubleType(), LANES)
+_definitions: dict[Any, Callable[..., Any]] = {}
 
 
-def _rows_type(vector: Vector, like: Any) -> types.UniTuple:
+def by_lanes(define: Callable[..., Any]) -> Any:
+    """An intrinsic for vectors of LANES numbers, from a definition whose first argument is their number.
+
+    For those intrinsics alone whose arguments are no vectors: the others see the number of lanes in these.
+    """
+    made = _intrinsic_for(define, LANES)
+    _definitions[made] = define
+    return made
+
+
+def has_lanes(function: Any) -> bool:
+    """Whether this is an intrinsic of `by_lanes`."""
+    return isinstance(function, type(load)) and function in _definitions
+
+
+@functools.cache
+def with_lanes(function: Any, lanes: int) -> Any:
+    """The same intrinsic for vectors of another number of lanes."""
+    return _intrinsic_for(_definitions[function], lanes)
+
+
+def _intrinsic_for(define: Callable[..., Any], lanes: int) -> Any:
+    @functools.wraps(define)
+    def definition(typingctx: Any, *arguments: Any) -> Any:
+        return define(lanes, typingctx, *arguments)
+
+    given = inspect.signature(define)
+    definition.__signature__ = given.replace(parameters=list(given.parameters.values())[1:])  # type: ignore[attr-defined]
+    return intrinsic(definition)
+
+
+def vector_type(dtype: Any, lanes: int = LANES) -> ir.VectorType:
+    return ir.VectorType(ir.FloatType() if dtype == types.float32 else ir.DoubleType(), lanes)
+
+
+def rows_type(vector: Vector, like: Any) -> types.UniTuple:
     return types.UniTuple(vector, len(like))
 
 
@@ -94,14 +131,14 @@ def emit_rows(builder: Builder, rows: Any) -> list[Any]:
     return [builder.extract_value(rows, i) for i in range(rows.type.count)]
 
 
-@intrinsic
-def load(typingctx, array, index):  # type: ignore[no-untyped-def]
+@by_lanes
+def load(lanes, typingctx, array, index):  # type: ignore[no-untyped-def]
     """The LANES numbers from array[index] on."""
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return emit_load(builder, emit_address(context, builder, signature.args[0], *arguments))
+        return emit_load(builder, emit_address(context, builder, signature.args[0], *arguments), lanes)
 
-    return Vector(array.dtype)(array, types.intp), codegen
+    return Vector(array.dtype, lanes)(array, types.intp), codegen
 
 
 @intrinsic
@@ -115,50 +152,50 @@ def store(typingctx, array, index, vector):  # type: ignore[no-untyped-def]
     return types.void(array, types.intp, vector), codegen
 
 
-@intrinsic
-def splat(typingctx, array, index):  # type: ignore[no-untyped-def]
+@by_lanes
+def splat(lanes, typingctx, array, index):  # type: ignore[no-untyped-def]
     """array[index] in every lane."""
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return emit_splat(builder, builder.load(emit_address(context, builder, signature.args[0], *arguments)))
+        return emit_splat(builder, builder.load(emit_address(context, builder, signature.args[0], *arguments)), lanes)
 
-    return Vector(array.dtype)(array, types.intp), codegen
+    return Vector(array.dtype, lanes)(array, types.intp), codegen
 
 
-@intrinsic
-def constant(typingctx, array, value):  # type: ignore[no-untyped-def]
+@by_lanes
+def constant(lanes, typingctx, array, value):  # type: ignore[no-untyped-def]
     """A number, converted to the array's type, in every lane."""
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         scalar = context.cast(builder, arguments[1], signature.args[1], signature.args[0].dtype)
-        return emit_splat(builder, scalar)
+        return emit_splat(builder, scalar, lanes)
 
-    return Vector(array.dtype)(array, value), codegen
+    return Vector(array.dtype, lanes)(array, value), codegen
 
 
-@intrinsic
-def load_rows(typingctx, array, index, like):  # type: ignore[no-untyped-def]
+@by_lanes
+def load_rows(lanes, typingctx, array, index, like):  # type: ignore[no-untyped-def]
     """len(like) vectors that follow one another."""
-    rows = _rows_type(Vector(array.dtype), like)
+    rows = rows_type(Vector(array.dtype, lanes), like)
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         address = emit_address(context, builder, signature.args[0], *arguments[:2])
-        vectors = [emit_load(builder, emit_offset(builder, address, LANES * i)) for i in range(len(like))]
+        vectors = [emit_load(builder, emit_offset(builder, address, lanes * i), lanes) for i in range(len(like))]
         return context.make_tuple(builder, rows, vectors)
 
     return rows(array, types.intp, like), codegen
 
 
-@intrinsic
-def load_apart(typingctx, array, index, step, like):  # type: ignore[no-untyped-def]
+@by_lanes
+def load_steps(lanes, typingctx, array, index, step, like):  # type: ignore[no-untyped-def]
     """len(like) vectors that begin `step` apart."""
-    rows = _rows_type(Vector(array.dtype), like)
+    rows = rows_type(Vector(array.dtype, lanes), like)
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         address = emit_address(context, builder, signature.args[0], *arguments[:2])
         vectors = []
         for _ in range(len(like)):
-            vectors.append(emit_load(builder, address))
+            vectors.append(emit_load(builder, address, lanes))
             address = builder.gep(address, [arguments[2]])
         return context.make_tuple(builder, rows, vectors)
 
@@ -172,32 +209,33 @@ def store_rows(typingctx, array, index, rows):  # type: ignore[no-untyped-def]
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         address = emit_address(context, builder, signature.args[0], *arguments[:2])
         for i, vector in enumerate(emit_rows(builder, arguments[2])):
-            emit_store(builder, vector, emit_offset(builder, address, LANES * i))
+            emit_store(builder, vector, emit_offset(builder, address, vector.type.count * i))
         return context.get_dummy_value()
 
     return types.void(array, types.intp, rows), codegen
 
 
-@intrinsic
-def splat_rows(typingctx, array, index, like):  # type: ignore[no-untyped-def]
+@by_lanes
+def splat_rows(lanes, typingctx, array, index, like):  # type: ignore[no-untyped-def]
     """len(like) consecutive numbers, each in every lane of its own vector."""
-    rows = _rows_type(Vector(array.dtype), like)
+    rows = rows_type(Vector(array.dtype, lanes), like)
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         address = emit_address(context, builder, signature.args[0], *arguments[:2])
-        vectors = [emit_splat(builder, builder.load(emit_offset(builder, address, i))) for i in range(len(like))]
+        numbers = [builder.load(emit_offset(builder, address, i)) for i in range(len(like))]
+        vectors = [emit_splat(builder, number, lanes) for number in numbers]
         return context.make_tuple(builder, rows, vectors)
 
     return rows(array, types.intp, like), codegen
 
 
-@intrinsic
-def zero_rows(typingctx, array, like):  # type: ignore[no-untyped-def]
+@by_lanes
+def zero_rows(lanes, typingctx, array, like):  # type: ignore[no-untyped-def]
     """len(like) vectors of zeros."""
-    rows = _rows_type(Vector(array.dtype), like)
+    rows = rows_type(Vector(array.dtype, lanes), like)
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        zero = ir.Constant(vector_type(signature.args[0].dtype), None)
+        zero = ir.Constant(vector_type(signature.args[0].dtype, lanes), None)
         return context.make_tuple(builder, rows, [zero] * len(like))
 
     return rows(array, like), codegen
@@ -236,100 +274,3 @@ def dot_rows(typingctx, a, b, accumulator):  # type: ignore[no-untyped-def]
         return accumulator
 
     return accumulator(a, b, accumulator), codegen
-
-
-def _interleaved(distance: int) -> tuple[list[int], list[int]]:
-    """Lanes that interleave two vectors, `distance` lanes of each at a time: of their lower and of their upper halves.
-
-    Within each group of GROUP lanes for distances below it, as cheap shuffles are; beyond, within groups of twice the
-    distance.
-    """
-    group = max(GROUP, 2 * distance)
-    starts = [start + i for start in range(0, LANES, group) for i in range(0, group // 2, distance)]
-    low = [vector + start + i for start in starts for vector in (0, LANES) for i in range(distance)]
-    return low, [lane + group // 2 for lane in low]
-
-
-@intrinsic
-def add_lane_sums(typingctx, array, index, rows):  # type: ignore[no-untyped-def]
-    """array[index + i] += the sum of the lanes of rows[i]."""
-
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        def fold(a: Any, b: Any, distance: int) -> Any:
-            low, high = (emit_shuffle(builder, a, b, lanes) for lanes in _interleaved(distance))
-            return builder.fadd(low, high)
-
-        vectors = emit_rows(builder, arguments[2])
-        address = emit_address(context, builder, signature.args[0], *arguments[:2])
-        for start in range(0, len(vectors), GROUP):
-            group = vectors[start : start + GROUP]
-            # A transposing tree: four sums cost seven shuffles and four additions, less than one alone times four.
-            a, b, c, d = (group * GROUP)[:GROUP]
-            sums, lanes = fold(fold(a, b, 1), fold(c, d, 1), 2), LANES
-            while lanes > GROUP:
-                lanes //= 2
-                halves = (list(range(first, first + lanes)) for first in (0, lanes))
-                sums = builder.fadd(*(emit_shuffle(builder, sums, sums, half) for half in halves))
-            target = emit_offset(builder, address, start)
-            if len(group) < GROUP:
-                sums = emit_shuffle(builder, sums, sums, list(range(len(group))))
-            emit_store(builder, builder.fadd(emit_load(builder, target, len(group)), sums), target)
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, rows), codegen
-
-
-@intrinsic
-def transpose(typingctx, source, index, stride, target, target_offset, step, like):  # type: ignore[no-untyped-def]
-    """Copy a LANES×LANES square, rows `stride` apart in source, to vectors of its columns: len(like) of them follow one
-    another, the next group begins `step` later."""
-
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        source, index, stride, target, target_offset, step, _ = arguments
-        rows = []
-        for _ in range(LANES):
-            rows.append(emit_load(builder, emit_address(context, builder, signature.args[0], source, index)))
-            index = builder.add(index, stride)
-        for i, column in enumerate(_transposed(builder, rows)):
-            if i % len(like) == 0:
-                address = emit_address(context, builder, signature.args[3], target, target_offset)
-                target_offset = builder.add(target_offset, step)
-            emit_store(builder, column, emit_offset(builder, address, i % len(like) * LANES))
-        return context.get_dummy_value()
-
-    return types.void(source, types.intp, types.intp, target, types.intp, types.intp, like), codegen
-
-
-@intrinsic
-def transpose_back(typingctx, source, index, step, target, target_offset, stride, like):  # type: ignore[no-untyped-def]
-    """The other way: from vectors of columns to rows that lie `stride` apart in target."""
-
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        source, index, step, target, target_offset, stride, _ = arguments
-        columns = []
-        for i in range(LANES):
-            if i % len(like) == 0:
-                address = emit_address(context, builder, signature.args[0], source, index)
-                index = builder.add(index, step)
-            columns.append(emit_load(builder, emit_offset(builder, address, i % len(like) * LANES)))
-        for row in _transposed(builder, columns):
-            emit_store(builder, row, emit_address(context, builder, signature.args[3], target, target_offset))
-            target_offset = builder.add(target_offset, stride)
-        return context.get_dummy_value()
-
-    return types.void(source, types.intp, types.intp, target, types.intp, types.intp, like), codegen
-
-
-def _transposed(builder: Builder, rows: list[Any]) -> list[Any]:
-    """Interleave single lanes, then pairs, then groups of four and more."""
-    distance = 1
-    while distance < LANES:
-        low, high = _interleaved(distance)
-        after = list(rows)
-        for i in range(LANES):
-            if not i & distance:
-                after[i] = emit_shuffle(builder, rows[i], rows[i | distance], low)
-                after[i | distance] = emit_shuffle(builder, rows[i], rows[i | distance], high)
-        rows = after
-        distance *= 2
-    return [rows[start + i] for start in range(0, LANES, GROUP) for i in (0, 2, 1, 3)]

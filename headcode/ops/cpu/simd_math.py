@@ -9,10 +9,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from headcode.ops.cpu.records import LANES
 from headcode.ops.cpu.simd import (
     Builder,
     Vector,
+    by_lanes,
     emit_intrinsic,
     emit_muladd,
     emit_shuffle,
@@ -93,7 +93,7 @@ def exp_within(typingctx, x):  # type: ignore[no-untyped-def]
 
 def _number(kind: Any, value: float) -> Any:
     single = isinstance(kind.element, ir.FloatType)
-    return ir.Constant(kind, [float(np.float32(value)) if single else value] * LANES)
+    return ir.Constant(kind, [float(np.float32(value)) if single else value] * kind.count)
 
 
 def _emit_exp(builder: Builder, x: Any) -> Any:
@@ -111,9 +111,13 @@ def _emit_exp(builder: Builder, x: Any) -> Any:
     result = _number(x.type, 1 / math.factorial(degree))
     for i in range(degree - 1, -1, -1):
         result = emit_muladd(builder, result, r, _number(x.type, 1 / math.factorial(i)))
-    integers = ir.VectorType(ir.IntType(bits), LANES)
-    exponent = builder.add(builder.fptosi(n, integers), ir.Constant(integers, [2 ** (bits - fraction - 2) - 1] * LANES))
-    power = builder.bitcast(builder.shl(exponent, ir.Constant(integers, [fraction] * LANES)), x.type)
+    integers = ir.VectorType(ir.IntType(bits), x.type.count)
+
+    def whole(value: int) -> Any:
+        return ir.Constant(integers, [value] * x.type.count)
+
+    exponent = builder.add(builder.fptosi(n, integers), whole(2 ** (bits - fraction - 2) - 1))
+    power = builder.bitcast(builder.shl(exponent, whole(fraction)), x.type)
     return builder.fmul(result, power)
 
 
@@ -138,7 +142,7 @@ def lane_sum(typingctx, x):  # type: ignore[no-untyped-def]
 
 
 def _fold_lanes(builder: Builder, x: Any, combine: Callable[[Any, Any], Any]) -> Any:
-    lanes = LANES
+    lanes = x.type.count
     while lanes > 1:
         lanes //= 2
         x = combine(
@@ -147,23 +151,35 @@ def _fold_lanes(builder: Builder, x: Any, combine: Callable[[Any, Any], Any]) ->
     return builder.extract_element(x, ir.Constant(ir.IntType(32), 0))
 
 
-@intrinsic
-def keep_lanes(typingctx, row, key, threshold, like):  # type: ignore[no-untyped-def]
+@by_lanes
+def keep_lanes(lanes, typingctx, row, key, threshold, like):  # type: ignore[no-untyped-def]
     """1 in the lanes of keys key, key+1, … that dropout keeps, else 0: the last two lines of `ops.dropout`'s hash."""
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        words = ir.VectorType(ir.IntType(32), LANES)
+        words = ir.VectorType(ir.IntType(32), lanes)
 
         def word(value: int) -> Any:
-            return ir.Constant(words, [value] * LANES)
+            return ir.Constant(words, [value] * lanes)
 
-        row, key, threshold = (emit_splat(builder, builder.trunc(x, ir.IntType(32))) for x in arguments[:3])
-        keys = builder.add(key, ir.Constant(words, list(range(LANES))))
+        row, key, threshold = (emit_splat(builder, builder.trunc(x, ir.IntType(32)), lanes) for x in arguments[:3])
+        keys = builder.add(key, ir.Constant(words, list(range(lanes))))
         x = builder.add(row, builder.mul(keys, word(KEY_FACTOR)))
         x = builder.mul(builder.xor(x, builder.lshr(x, word(16))), word(MIX_FACTORS[0]))
         x = builder.mul(builder.xor(x, builder.lshr(x, word(15))), word(MIX_FACTORS[1]))
         x = builder.xor(x, builder.lshr(x, word(16)))
-        vector = vector_type(signature.return_type.dtype)
+        vector = vector_type(signature.return_type.dtype, lanes)
         return builder.uitofp(builder.icmp_unsigned(">=", x, threshold), vector)
 
-    return Vector(like.dtype)(types.int64, types.int64, types.int64, like), codegen
+    return Vector(like.dtype, lanes)(types.int64, types.int64, types.int64, like), codegen
+
+
+@by_lanes
+def lanes_below(lanes, typingctx, count, like):  # type: ignore[no-untyped-def]
+    """1 in the first `count` lanes, which may be negative or more than there are, else 0."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        words, count = ir.VectorType(ir.IntType(32), lanes), builder.trunc(arguments[0], ir.IntType(32))
+        below = builder.icmp_signed("<", ir.Constant(words, list(range(lanes))), emit_splat(builder, count, lanes))
+        return builder.uitofp(below, vector_type(signature.return_type.dtype, lanes))
+
+    return Vector(like.dtype, lanes)(types.int64, like), codegen
