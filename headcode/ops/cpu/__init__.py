@@ -28,7 +28,7 @@ Nothing here imports Numba before a kernel is needed: kernel modules are importe
 change what: docs/kernels.md.
 """
 
-from headcode.ops.cpu.attention import NO_KERNELS, backward, forward, unsupported
+from headcode.ops.cpu.attention import NO_KERNELS, backward, forward, unsupported, why_no_bf16
 from headcode.ops.cpu.attention_plan import prefers_torch, saved_shape
 from headcode.ops.cpu.records import NET_CODES, NORM_CODES
 
@@ -41,4 +41,5 @@ __all__ = [
     "prefers_torch",
     "saved_shape",
     "unsupported",
+    "why_no_bf16",
 ]

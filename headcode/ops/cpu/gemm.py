@@ -17,7 +17,15 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from headcode.jit import njit
+from headcode.ops.cpu.factors import (
+    MOST_DEPTH,
+    emit_product,
+    factor_of_tokens,
+    in_words,
+    left_factor,
+    pack_rows,
+    pack_transposed,
+)
 from headcode.ops.cpu.kernel import (
     PACKING,
     PACKING_JOB,
@@ -28,27 +36,23 @@ from headcode.ops.cpu.kernel import (
     fetch_add,
     no_unroll,
     stage,
+    product_kernels,
     variants,
 )
 from headcode.ops.cpu.records import COLUMNS, LANES
 from headcode.ops.cpu.simd import (
     emit_address,
     emit_load,
-    emit_muladd,
     emit_splat,
     emit_store,
     load,
     store,
-    transpose,
 )
 from headcode.ops.cpu.simd_math import add
 from headcode.private_api import processor_features
 
 # AVX-512 has 32 registers of 16 numbers, other processors 16 of 8 or as much: half as many sums fit.
 ROWS, PANELS = (8, 2) if "+avx512f" in processor_features() else (6, 1)
-ONE = (0,)
-MOST_DEPTH = 1024
-"""A product of more is summed up in several, so that the panels of one stay in the core's cache."""
 
 
 @intrinsic
@@ -101,7 +105,7 @@ def _tile(  # type: ignore[no-untyped-def]
         results = []
         for address, row in zip(left, totals, strict=True):
             factor = emit_splat(builder, builder.load(builder.gep(address, [column])), COLUMNS)
-            results.append([emit_muladd(builder, factor, value, t) for value, t in zip(values, row, strict=True)])
+            results.append([emit_product(builder, factor, value, t) for value, t in zip(values, row, strict=True)])
         now = builder.add(done, ir.Constant(word, 1))
         carried = [
             (done, ir.Constant(word, 0), now),
@@ -159,28 +163,35 @@ def _product(  # type: ignore[no-untyped-def]
 
 
 @stage
-def add_product(c, start, a, panels, m, n, depth):  # type: ignore[no-untyped-def]
-    """c (m, n) = start + a (m, depth) · W (depth, n), for W packed in panels; the others are matrices as above."""
+def add_product(c, start, a, panels, m, n, depth, space):  # type: ignore[no-untyped-def]
+    """c (m, n) = start + a (m, depth) · W (depth, n), for W packed in panels; the others are float32 matrices."""
+    panel = COLUMNS * in_words(panels, depth)
     numbers, offset, row = a
-    _product(*c, *start, *a, 1, panels, 0, COLUMNS * depth, COLUMNS, m, n, min(depth, MOST_DEPTH))
-    for first in range(MOST_DEPTH, depth, MOST_DEPTH):
+    for first in range(0, depth, MOST_DEPTH):
+        piece = min(depth - first, MOST_DEPTH)
+        left, left_offset, left_row = left_factor(space, numbers, offset + first, row, m, piece)
+        begun, begun_offset, begun_row = c if first else start
         _product(
-            *c, *c, numbers, offset + first, row, 1,
-            panels, first * COLUMNS, COLUMNS * depth, COLUMNS, m, n, min(depth - first, MOST_DEPTH),
+            *c, begun, begun_offset, begun_row, left, left_offset, left_row, 1,
+            panels, COLUMNS * in_words(panels, first), panel, COLUMNS, m, n, in_words(panels, piece),
         )  # fmt: skip
 
 
 @stage
-def add_outer(c, c_offset, begun, zeros, a, a_row, b, b_row, m, n, count):  # type: ignore[no-untyped-def]
+def add_outer(c, c_offset, begun, zeros, a, a_row, b, b_row, m, n, count, space):  # type: ignore[no-untyped-def]
     """c (m, n) += aᵀ b over `count` tokens, or = if it has not begun; a and b have a row per token."""
-    if begun:
-        _product(c, c_offset, n, c, c_offset, n, a, 0, 1, a_row, b, 0, COLUMNS, b_row, m, n, count)
-    else:
-        _product(c, c_offset, n, zeros, 0, 0, a, 0, 1, a_row, b, 0, COLUMNS, b_row, m, n, count)
+    depth = in_words(space, count)
+    left, left_offset, left_row = factor_of_tokens(space, 0, a, 0, a_row, m, count)
+    right, right_offset, right_row = factor_of_tokens(space, depth * left_row, b, 0, b_row, n, count)
+    start, start_offset, start_row = (c, c_offset, n) if begun else (zeros, 0, 0)
+    _product(
+        c, c_offset, n, start, start_offset, start_row, left, left_offset, 1, left_row,
+        right, right_offset, COLUMNS, right_row, m, n, depth,
+    )  # fmt: skip
 
 
-@njit()
-def pack_kernel(address):  # type: ignore[no-untyped-def]
+@product_kernels
+def pack_kernels(address, factors):  # type: ignore[no-untyped-def]
     """Bring float32 weights into panels: see `records.PACKING_JOB`."""
     p, counter = array_at(address, PACKING)[0], array_at(address, WORDS)
     jobs = array_at(address + PACKING.itemsize, PACKING_JOB)
@@ -189,21 +200,16 @@ def pack_kernel(address):  # type: ignore[no-untyped-def]
         if task >= p.tasks:
             return
         job = jobs[task]
-        source, target = array_at(job.matrix, SINGLE), array_at(job.panels, SINGLE)
-        columns = job.columns
-        if job.depth == 0:
-            for row in range(0, job.rows, LANES):
-                for column in range(0, columns, LANES):
-                    no_unroll()
-                    offset = row // COLUMNS * COLUMNS * columns + column * COLUMNS + row % COLUMNS
-                    transpose(source, row * columns + column, columns, target, offset, COLUMNS, ONE)
+        source = array_at(job.matrix, SINGLE)
+        if job.rows == 1:
+            copied = array_at(job.panels, SINGLE)
+            for column in range(0, job.columns, LANES):
+                no_unroll()
+                store(copied, column, load(source, column))
+        elif job.depth == 0:
+            pack_transposed(array_at(job.panels, factors), source, job.rows, job.columns)
         else:
-            for column in range(0, columns, COLUMNS):
-                for row in range(job.rows):
-                    no_unroll()
-                    offset = column * job.depth + (job.first + row) * COLUMNS
-                    store(target, offset, load(source, row * columns + column))
-                    store(target, offset + LANES, load(source, row * columns + column + LANES))
+            pack_rows(array_at(job.panels, factors), source, job.rows, job.columns, job.depth, job.first)
 
 
 @stage

@@ -55,16 +55,20 @@ def _vector_pointer(builder: Builder, pointer: Any, lanes: int = LANES) -> Any:
     return builder.bitcast(pointer, ir.PointerType(ir.VectorType(element, lanes)))
 
 
+def _alignment(element: Any) -> int:
+    return 8 if isinstance(element, ir.DoubleType) else 4
+
+
 def emit_load(builder: Builder, pointer: Any, lanes: int = LANES) -> Any:
     element = pointer.type.pointee
     loaded = builder.load(_vector_pointer(builder, pointer, lanes))
-    loaded.align = 4 if isinstance(element, ir.FloatType) else 8
+    loaded.align = _alignment(element)
     return loaded
 
 
 def emit_store(builder: Builder, value: Any, pointer: Any) -> None:
     stored = builder.store(value, _vector_pointer(builder, pointer, value.type.count))
-    stored.align = 4 if isinstance(value.type.element, ir.FloatType) else 8
+    stored.align = _alignment(value.type.element)
 
 
 def emit_splat(builder: Builder, scalar: Any, lanes: int = LANES) -> Any:
@@ -274,7 +278,7 @@ def transpose(typingctx, source, index, stride, target, target_offset, step, lik
         for _ in range(LANES):
             rows.append(emit_load(builder, emit_address(context, builder, signature.args[0], source, index)))
             index = builder.add(index, stride)
-        for i, column in enumerate(_transposed(builder, rows)):
+        for i, column in enumerate(emit_transposed(builder, rows)):
             if i % len(like) == 0:
                 address = emit_address(context, builder, signature.args[3], target, target_offset)
                 target_offset = builder.add(target_offset, step)
@@ -296,7 +300,7 @@ def transpose_back(typingctx, source, index, step, target, target_offset, stride
                 address = emit_address(context, builder, signature.args[0], source, index)
                 index = builder.add(index, step)
             columns.append(emit_load(builder, emit_offset(builder, address, i % len(like) * LANES)))
-        for row in _transposed(builder, columns):
+        for row in emit_transposed(builder, columns):
             emit_store(builder, row, emit_address(context, builder, signature.args[3], target, target_offset))
             target_offset = builder.add(target_offset, stride)
         return context.get_dummy_value()
@@ -304,7 +308,7 @@ def transpose_back(typingctx, source, index, step, target, target_offset, stride
     return types.void(source, types.intp, types.intp, target, types.intp, types.intp, like), codegen
 
 
-def _transposed(builder: Builder, rows: list[Any]) -> list[Any]:
+def emit_transposed(builder: Builder, rows: list[Any]) -> list[Any]:
     """Interleave single lanes, then pairs, then groups of four and more."""
     distance = 1
     while distance < LANES:
