@@ -10,8 +10,8 @@ import numpy as np
 
 from headcode.ops.cpu.activations import gelu, silu
 from headcode.ops.cpu.kernel import SINGLE, array_at, no_unroll, stage
-from headcode.ops.cpu.records import LANES
-from headcode.ops.cpu.simd import constant, load, muladd, store
+from headcode.ops.cpu.records import COLUMNS, LANES
+from headcode.ops.cpu.simd import constant, load, load_wide, muladd, store
 from headcode.ops.cpu.simd_math import add, lane_sum, multiply, subtract
 
 PADDING = 16
@@ -95,17 +95,17 @@ def activate_rows(value, value_row, slope, slope_row, hidden, hidden_offset, hid
     for t in range(count):
         source, to, slope_to = hidden_offset + t * hidden_row, t * value_row, t * slope_row
         if p.hidden_width == width:
-            for d in range(0, width, LANES):
+            for d in range(0, width, COLUMNS):
                 no_unroll()
-                result, rise = gelu(load(hidden, source + d), SINGLE)
+                result, rise = gelu(load_wide(hidden, source + d))
                 store(value, to + d, result)
                 if keep_slope:
                     store(slope, slope_to + d, rise)
             continue
-        for d in range(0, width, LANES):
+        for d in range(0, width, COLUMNS):
             no_unroll()
-            gate, rise = silu(load(hidden, source + d), SINGLE)
-            signal = load(hidden, source + width + d)
+            gate, rise = silu(load_wide(hidden, source + d))
+            signal = load_wide(hidden, source + width + d)
             store(value, to + d, multiply(gate, signal))
             if keep_slope:
                 store(slope, slope_to + d, multiply(rise, signal))

@@ -10,7 +10,6 @@ A matrix is a tuple: its array, the offset of its first number in there, and the
 imported at first use.
 """
 
-import itertools
 from typing import Any
 
 from llvmlite import ir
@@ -86,13 +85,14 @@ def _tile(  # type: ignore[no-untyped-def]
             first = emit_address(context, builder, signature.args[argument], array, offset)
             return [builder.gep(first, [builder.mul(i, stride)]) for i in indices]
 
-        # Added at the end: until then it has come from wherever it was.
         starts = [
             [builder.gep(row, [column]) for column in columns]
             for row in addresses(3, start, start_offset, start_row, rows)
         ]
-        for address in itertools.chain(*starts):
-            _prefetch(builder, address)
+        # Until it is written at the end, it has come from wherever it was; a start that is not c is near.
+        for row in addresses(0, c, c_offset, c_row, rows):
+            for column in columns:
+                _prefetch(builder, builder.gep(row, [column]))
         left = addresses(6, a, a_offset, a_row, rows)
         right = addresses(10, b, b_offset, b_panel, panels)
 

@@ -13,7 +13,7 @@ from numba import types
 from numba.extending import intrinsic, models, register_model
 
 from headcode import private_api
-from headcode.ops.cpu.records import LANES
+from headcode.ops.cpu.records import COLUMNS, LANES
 
 Builder = Any
 GROUP = 4
@@ -21,21 +21,21 @@ GROUP = 4
 
 
 class Vector(types.Type):
-    """LANES numbers of one floating type."""
+    """Numbers of one floating type, LANES of them unless said otherwise."""
 
-    def __init__(self, dtype: Any) -> None:
-        self.dtype = dtype
-        super().__init__(name=f"Vector({dtype})")
+    def __init__(self, dtype: Any, lanes: int = LANES) -> None:
+        self.dtype, self.lanes = dtype, lanes
+        super().__init__(name=f"Vector({dtype}, {lanes})")
 
 
 @register_model(Vector)
 class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, fe_type: Vector) -> None:
-        super().__init__(manager, fe_type, vector_type(fe_type.dtype))
+        super().__init__(manager, fe_type, vector_type(fe_type.dtype, fe_type.lanes))
 
 
-def vector_type(dtype: Any) -> ir.VectorType:
-    return ir.VectorType(ir.FloatType() if dtype == types.float32 else ir.DoubleType(), LANES)
+def vector_type(dtype: Any, lanes: int = LANES) -> ir.VectorType:
+    return ir.VectorType(ir.FloatType() if dtype == types.float32 else ir.DoubleType(), lanes)
 
 
 def _rows_type(vector: Vector, like: Any) -> types.UniTuple:
@@ -109,6 +109,16 @@ def load(typingctx, array, index):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
+def load_wide(typingctx, array, index):  # type: ignore[no-untyped-def]
+    """The COLUMNS numbers from array[index] on, as one vector: for long arithmetic, which many processors do at once."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return emit_load(builder, emit_address(context, builder, signature.args[0], *arguments), COLUMNS)
+
+    return Vector(array.dtype, COLUMNS)(array, types.intp), codegen
+
+
+@intrinsic
 def store(typingctx, array, index, vector):  # type: ignore[no-untyped-def]
     """Write a vector to array[index] and on."""
 
@@ -130,14 +140,15 @@ def splat(typingctx, array, index):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def constant(typingctx, array, value):  # type: ignore[no-untyped-def]
-    """A number, converted to the array's type, in every lane."""
+def constant(typingctx, like, value):  # type: ignore[no-untyped-def]
+    """A number in every lane of a vector: of the type of another vector, or with the numbers of an array."""
+    lanes = like.lanes if isinstance(like, Vector) else LANES
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         scalar = context.cast(builder, arguments[1], signature.args[1], signature.args[0].dtype)
-        return emit_splat(builder, scalar)
+        return emit_splat(builder, scalar, lanes)
 
-    return Vector(array.dtype)(array, value), codegen
+    return Vector(like.dtype, lanes)(like, value), codegen
 
 
 @intrinsic

@@ -93,7 +93,7 @@ def exp_within(typingctx, x):  # type: ignore[no-untyped-def]
 
 def _number(kind: Any, value: float) -> Any:
     single = isinstance(kind.element, ir.FloatType)
-    return ir.Constant(kind, [float(np.float32(value)) if single else value] * LANES)
+    return ir.Constant(kind, [float(np.float32(value)) if single else value] * kind.count)
 
 
 def _emit_exp(builder: Builder, x: Any) -> Any:
@@ -111,9 +111,13 @@ def _emit_exp(builder: Builder, x: Any) -> Any:
     result = _number(x.type, 1 / math.factorial(degree))
     for i in range(degree - 1, -1, -1):
         result = emit_muladd(builder, result, r, _number(x.type, 1 / math.factorial(i)))
-    integers = ir.VectorType(ir.IntType(bits), LANES)
-    exponent = builder.add(builder.fptosi(n, integers), ir.Constant(integers, [2 ** (bits - fraction - 2) - 1] * LANES))
-    power = builder.bitcast(builder.shl(exponent, ir.Constant(integers, [fraction] * LANES)), x.type)
+    integers = ir.VectorType(ir.IntType(bits), x.type.count)
+
+    def integer(value: int) -> Any:
+        return ir.Constant(integers, [value] * x.type.count)
+
+    exponent = builder.add(builder.fptosi(n, integers), integer(2 ** (bits - fraction - 2) - 1))
+    power = builder.bitcast(builder.shl(exponent, integer(fraction)), x.type)
     return builder.fmul(result, power)
 
 
