@@ -33,7 +33,9 @@ BACKENDS = ("auto", "cpu")
 LARGEST_WIDTH = 4096
 """Of any projection: up to there the kernels have been measured."""
 FEWEST_TOKENS = 64
-"""With fewer, to bring a vocabulary's table into panels would take longer than the product."""
+"""With fewer, to bring a vocabulary's table into panels takes longer than the product."""
+MANY_WEIGHTS, FEWEST_TOKENS_FOR_MANY = 2**23, 256
+"""So many weights leave the caches on their way into panels: without gradients it takes so many tokens to pay."""
 
 
 def run_fused(
@@ -92,7 +94,8 @@ def run_fused_logits(norm: nn.Module, hidden: Tensor, table: Tensor) -> Tensor |
     if _why_not_plain(hidden, [weight, bias, table]) is not None or weight is None or bias is None:
         return None
     widths_fit = hidden.shape[-1] == dim == weight.numel() and not (vocabulary % COLUMNS or dim % COLUMNS)
-    if not widths_fit or hidden.numel() < FEWEST_TOKENS * dim:
+    num_tokens = hidden.numel() // dim
+    if not widths_fit or num_tokens < FEWEST_TOKENS or not _are_worth_packing(table.numel(), num_tokens):
         return None
     products = _products()
     call = LogitsCall(norm.eps, 1 / math.sqrt(dim), products)
@@ -131,7 +134,13 @@ def _parameters_or_reason(block: TransformerBlock, x: Tensor) -> dict[str, Tenso
     shapes = tuple([(name, parameter.shape) for name, parameter in parameters.items()])
     if not _fit(shapes, attention.dim, attention.num_heads):
         return f"all widths must be multiples of {COLUMNS} and at most {LARGEST_WIDTH}"
+    if not _are_worth_packing(sum(p.numel() for p in parameters.values()), x.numel() // x.shape[2]):
+        return f"fewer than {FEWEST_TOKENS_FOR_MANY} tokens are not worth preparing so many weights"
     return parameters
+
+
+def _are_worth_packing(num_weights: int, num_tokens: int) -> bool:
+    return torch.is_grad_enabled() or num_weights < MANY_WEIGHTS or num_tokens >= FEWEST_TOKENS_FOR_MANY
 
 
 class _OpByOp(nn.Module):

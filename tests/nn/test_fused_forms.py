@@ -160,6 +160,19 @@ def test_wide_layers(feedforward, fused, threads):
     assert all(map(torch.equal, *results)) and fused[0] is True
 
 
+def test_few_tokens_are_not_worth_preparing_many_weights(fused, monkeypatch):
+    monkeypatch.setattr(fused_module, "MANY_WEIGHTS", 10_000)
+    layer = make(num_layers=1, max_length=64).blocks[0]
+    for length in (51, 52):
+        hidden = torch.randn(5, length, 48)
+        layer(hidden, dropout_seed=7)
+        with torch.no_grad():
+            layer(hidden, dropout_seed=7)
+            few = why_op_by_op(layer, hidden)
+        assert (few is None) == (length == 52)
+    assert fused == [True, False, True, True]
+
+
 @pytest.mark.parametrize("changes", [{"method": "softmax", "feedforward": "swiglu"}, {"position": "rotary"}])
 def test_nothing_is_left_unwritten(changes, monkeypatch):
     """Buffers that start as NaN give the same as any others."""

@@ -6,8 +6,10 @@
     block.py       a whole block as one    │                         attention_delta.py over attention_stages.py
                    autograd function     ──┤                         (softmax, scores, factors), packing.py (layouts)
                                            └─> block_plan.py ──────> block_forward.py, block_backward.py over
-                                                                     block_stages.py (LayerNorm, activation), gemm.py
-    both plan a launch.Program and run it           all over activations.py, kernel.py, simd.py and simd_math.py
+                                                                     block_stages.py (LayerNorm, activation, rotary
+                                                                     positions), gemm.py (products)
+    logits.py      the end of a language model ────────────────────> block_forward.py, logits_backward.py
+    all plan a launch.Program and run it            all over activations.py, kernel.py, simd.py and simd_math.py
     on team.py (torch's threads) or threads.py
 
 A *record* (`records.py`) is a row of 64-bit words: all that a kernel is told about one launch. A plan is made once per
@@ -21,8 +23,9 @@ filled forward and read backward; `scratch` holds Δ and the partial gradients d
 
 Memory of a block: `kept`, filled forward and read backward, has the projections (q, k, v side by side), the LayerNorms'
 statistics, the heads' outputs, the middle of the residual stream, the hidden layer, the padded band and the weights in
-panels. `scratch`, during a backward pass, has the gradients of these and the partial sums of each task; `sums` the
-gradients of the parameters. Parameters are named as in the block's state_dict, from there to the record.
+panels; without a backward pass to come, less of it, and for a moment. `scratch`, during a backward pass, has the
+gradients of these and the partial sums of each task; `sums` the gradients of the parameters. Parameters are named as in
+the block's state_dict, from there to the record.
 
 Nothing here imports Numba before a kernel is needed: kernel modules are imported by `launch.kernel` alone. Where to
 change what: docs/kernels.md.
