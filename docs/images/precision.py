@@ -1,6 +1,6 @@
 """What rounding products to bf16 costs: both tasks, three seeds, each run in float32 and in bf16 on one CPU thread.
 
-    python docs/images/precision.py RUNS [--steps N]    trains what RUNS lacks (twelve runs), and keeps their evaluations
+    python docs/images/precision.py RUNS [--steps N]    trains what RUNS lacks of twelve runs, keeps evaluations
     python docs/images/precision.py                     figure and table again, from docs/results/precision
 
 A run and its pair have the same seed: the same weights, data, dropout and held-out compositions.

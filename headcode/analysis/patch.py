@@ -16,6 +16,7 @@ from headcode.analysis.runs import OpenRun, check_layers, check_split, open_run,
 from headcode.nn import capture_codes, edit_codes
 from headcode.nn.edit import Edit
 from headcode.tasks import Batch
+from headcode.tasks.answers import wilson_interval
 
 
 def patch(
@@ -145,14 +146,3 @@ def _follow(run: OpenRun, pairs: dict[str, Any], outputs: Tensor) -> dict[str, A
         "copies": float(copies.double().mean()),
         "pairs": count,
     }
-
-
-def wilson_interval(share: float, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of `count` trials: sensible for few trials and for shares of 0 and 1.
-
-    >>> [round(bound, 3) for bound in wilson_interval(0.0, 49)]
-    [0.0, 0.073]
-    """
-    centre = (share + z**2 / (2 * count)) / (1 + z**2 / count)
-    half = z / (1 + z**2 / count) * (share * (1 - share) / count + z**2 / (4 * count**2)) ** 0.5
-    return min(max(centre - half, 0.0), share), max(min(centre + half, 1.0), share)

@@ -26,6 +26,7 @@ COMMANDS = {
     "generate": "Let a language model go on with a text.",
     "puzzle": "Look at one instance of a task: terminal, PNG, SVG.",
     "export": "Write a split as Parquet, JSONL, NPZ or text prompts.",
+    "score": "Score anyone's answers to exported puzzles.",
     "report": "One HTML page about a run, or comparing several.",
     "explore": "See codes decide, in the browser: a local web app.",
     "bench": "Measure the attention backends or the tasks.",

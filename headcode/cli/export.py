@@ -31,6 +31,8 @@ class Export(TaskOptions):
         tyro.conf.arg(metavar="{parquet,jsonl,npz,text}", help_behavior_hint="(optional)"),
     ] = None
     """By default what the file's ending says, else jsonl."""
+    variants: Count = 1
+    """SRAVEN: show each puzzle so many times, under other names of features and values."""
     oracle: bool = False
     """SRAVEN: add the number of supported answers and their posteriors to each puzzle."""
 
@@ -51,11 +53,14 @@ class Export(TaskOptions):
                 format,
                 self.start,
                 with_oracle=self.oracle,
+                num_variants=self.variants,
                 progress=lambda done: bar.advance(work, done),
             )
         print(f"wrote {self.count:,} instances to {out} ({out.stat().st_size:,} bytes)")
         print(f"card  {card_path(out)}")
         print(f"hash  {card['sha256']}")
+        if self.task == "sraven":
+            print(f"score answers with: headcode score ANSWERS --puzzles {out}")
 
     def _format_of_name(self) -> str:
         if self.out is None:

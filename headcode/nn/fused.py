@@ -98,7 +98,7 @@ def run_fused_logits(norm: nn.Module, hidden: Tensor, table: Tensor) -> Tensor |
     if not widths_fit or num_tokens < FEWEST_TOKENS or not _are_worth_packing(table.numel(), num_tokens):
         return None
     products = _products()
-    call = LogitsCall(norm.eps, 1 / math.sqrt(dim), products)
+    call = LogitsCall(norm.eps, 1 / math.sqrt(dim), products)  # type: ignore[arg-type]
     logits = token_logits(hidden.float(), weight, bias, table, call)
     return logits if products == "float32" else logits.bfloat16()
 

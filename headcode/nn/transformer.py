@@ -251,7 +251,7 @@ class Transformer(nn.Module):
         return hidden
 
     def _embed_each(self, x: Tensor) -> Tensor:
-        """Without positions. On a CPU autocast does not round where the residual stream begins: tokens' is float32 too."""
+        """Without positions. On a CPU the residual stream begins in float32 under autocast too, as with tokens."""
         weight = own_weight(self.embedding, nn.Linear)
         if weight is None or x.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
             return self.embedding(x)

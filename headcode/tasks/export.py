@@ -19,6 +19,7 @@ from headcode.files import open_own, to_json, write_bytes
 from headcode.tasks import oracle, text
 from headcode.tasks.base import Batch, Task, instance_bytes
 from headcode.tasks.sraven import SRaven
+from headcode.tasks.variants import MOST_VARIANTS, as_variant, variant_names
 from headcode.version import __version__
 
 FORMATS = {"parquet": ".parquet", "jsonl": ".jsonl", "npz": ".npz", "text": ".prompts.jsonl"}
@@ -26,6 +27,7 @@ CHUNK = 4096
 
 COLUMNS = {
     "instance": "number of the instance in its split",
+    "variant": "SRAVEN: 0 is the puzzle itself, the others show it under other names (headcode.tasks.variants)",
     "composition": "id of the composition: the row of task.compositions",
     "puzzle": "SRAVEN cells (row, column, position); the last panel is the answer",
     "answer": "SRAVEN: the hidden panel (position); text: the answer as it should be written",
@@ -51,17 +53,25 @@ def export(
     format: str,
     start: int = 0,
     with_oracle: bool = False,
+    num_variants: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Writes instances start … start+count-1 of a split to `path` and its card beside it; returns the card.
 
-    `with_oracle` adds what the exact solver says about each SRAVEN puzzle (text prompts always have it).
+    `with_oracle` adds what the exact solver says about each SRAVEN puzzle (text prompts always have it). With
+    `num_variants` above 1 each SRAVEN puzzle is there so many times, under other names.
     """
     if format not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}.")
     if with_oracle and not isinstance(task, SRaven):
         raise ValueError(f"The oracle solves SRAVEN puzzles; {type(task).__name__} has none.")
+    if not 1 <= num_variants <= MOST_VARIANTS or (num_variants > 1 and not isinstance(task, SRaven)):
+        raise ValueError(
+            f"Only SRAVEN puzzles have variants, 1 to {MOST_VARIANTS} each, got {num_variants} for {task.name}."
+        )
     card = {**task.identity(split, count, start), "seed": task.seed, "headcode": __version__, "format": format}
+    if num_variants > 1:
+        card["variants"] = num_variants
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     for target in (path, card_path(path)):
@@ -75,13 +85,17 @@ def export(
         for first in range(start, start + count, CHUNK):
             batch = task.instances(split, np.arange(first, min(first + CHUNK, start + count)))
             digest.update(instance_bytes(batch))
-            table = columns(task, batch)
-            if isinstance(task, SRaven) and (with_oracle or format == "text"):
-                table |= _oracle_columns(task, split, batch)
-            if format == "text":
-                table = _text_columns(task, batch, table)
-            names[:] = table
-            yield table
+            for variant in range(num_variants):
+                shown = as_variant(task, batch, variant) if isinstance(task, SRaven) else batch
+                table = columns(task, shown)
+                if num_variants > 1:
+                    table["variant"] = np.full(len(batch.x), variant)
+                if isinstance(task, SRaven) and (with_oracle or format == "text"):
+                    table |= _oracle_columns(task, split, shown, variant)
+                if format == "text":
+                    table = _text_columns(task, shown, table, variant)
+                names[:] = table
+                yield table
             if progress is not None:
                 progress(len(batch.x))
 
@@ -122,20 +136,24 @@ def columns(task: Task, batch: Batch) -> dict[str, np.ndarray]:
     return table
 
 
-def _oracle_columns(task: SRaven, split: str, batch: Batch) -> dict[str, Any]:
-    puzzles = batch.info["puzzles"].numpy()
+def _oracle_columns(task: SRaven, split: str, batch: Batch, variant: int) -> dict[str, Any]:
+    puzzles, instances = batch.info["puzzles"].numpy(), batch.info["instance"].tolist()
+    names = [variant_names(task, instance, variant) for instance in instances]
     solutions = oracle.solve_split(task, split, puzzles)
     return {
         "num_answers": solutions.num_answers,
         "answer_probability": solutions.probability_of(puzzles[:, -1, -1]),
         "best_probability": solutions.best_probability,
-        "answers": [[text.sraven_answer(answer) for answer in answers] for answers in solutions.answers],
+        "answers": [
+            [text.sraven_answer(answer, given) for answer in answers]
+            for answers, given in zip(solutions.answers, names, strict=True)
+        ],
     }
 
 
-def _text_columns(task: Task, batch: Batch, table: dict[str, Any]) -> dict[str, Any]:
-    pairs = text.prompts(task, batch)
-    kept = ("instance", "composition", "num_answers", "answer_probability", "best_probability", "answers")
+def _text_columns(task: Task, batch: Batch, table: dict[str, Any], variant: int) -> dict[str, Any]:
+    pairs = text.prompts(task, batch, variant)
+    kept = ("instance", "variant", "composition", "num_answers", "answer_probability", "best_probability", "answers")
     return {
         "instance": table["instance"],
         "prompt": [prompt for prompt, _ in pairs],

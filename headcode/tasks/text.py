@@ -14,15 +14,20 @@ import numpy as np
 from headcode.tasks.base import Batch, Task
 from headcode.tasks.fuzzy_logic import FuzzyLogic
 from headcode.tasks.sraven import SRaven
+from headcode.tasks.variants import variant_names
 
 DECIMALS = 3
 
 
-def prompts(task: Task, batch: Batch) -> list[tuple[str, str]]:
-    """(prompt, answer) of every instance of a batch."""
+def prompts(task: Task, batch: Batch, variant: int = 0) -> list[tuple[str, str]]:
+    """(prompt, answer) of every instance of a batch; see `variants` for those of SRAVEN."""
     if isinstance(task, SRaven):
-        puzzles = batch.info["puzzles"].numpy()
-        return [(sraven_prompt(task, puzzle), sraven_answer(puzzle[-1, -1])) for puzzle in puzzles]
+        puzzles, instances = batch.info["puzzles"].numpy(), batch.info["instance"].tolist()
+        names = [variant_names(task, instance, variant) for instance in instances]
+        return [
+            (sraven_prompt(task, puzzle, given), sraven_answer(puzzle[-1, -1], given))
+            for puzzle, given in zip(puzzles, names, strict=True)
+        ]
     if isinstance(task, FuzzyLogic):
         inputs, targets = batch.x[..., :-1].numpy(), batch.info["targets"].numpy()
         return [
@@ -31,16 +36,20 @@ def prompts(task: Task, batch: Batch) -> list[tuple[str, str]]:
     raise ValueError(f"There is no text form of {type(task).__name__}; it exists for FuzzyLogic and SRaven.")
 
 
-def sraven_answer(values: Sequence[int] | np.ndarray) -> str:
-    """The hidden panel as it stands in a prompt, without brackets."""
-    return " ".join(str(int(value)) for value in values)
+def sraven_answer(values: Sequence[int] | np.ndarray, names: Sequence[str] | None = None) -> str:
+    """The hidden panel as it stands in a prompt, without brackets; `names` are those of the values 0, 1, …"""
+    return " ".join(str(int(value)) if names is None else names[value] for value in values)
 
 
-def sraven_prompt(task: SRaven, puzzle: np.ndarray) -> str:
-    """A puzzle as text, the last panel hidden, with the rules of the game."""
+def sraven_prompt(task: SRaven, puzzle: np.ndarray, names: Sequence[str] | None = None) -> str:
+    """A puzzle as text, the last panel hidden, with the rules of the game; values may have other names than numbers."""
     grid, modulus = task.grid, task.num_values
+    symbols = "numbers" if names is None else "letters"
+    written = f"numbers from 0 to {modulus - 1}"
+    if names is not None:
+        written = "letters, each of which stands for a number: " + ", ".join(f"{n} = {i}" for i, n in enumerate(names))
     lines = [
-        f"The {grid}×{grid} grid below has panels of {task.num_features} numbers from 0 to {modulus - 1}. "
+        f"The {grid}×{grid} grid below has panels of {task.num_features} {written}. "
         f"The panels show {task.num_features} features, and each feature follows one rule along every row, "
         f"all arithmetic modulo {modulus}:",
         *(f"- {sentence}" for sentence in _rule_sentences(task)),
@@ -50,11 +59,12 @@ def sraven_prompt(task: SRaven, puzzle: np.ndarray) -> str:
             "Which position of a panel shows which feature may differ from column to column, "
             "but it is the same in all rows of a column."
         )
-    lines.append(f"Give the {task.num_features} numbers of the last panel in order, separated by spaces.")
+    lines.append(f"Give the {task.num_features} {symbols} of the last panel in order, separated by spaces.")
     lines.append("")
     for row in range(grid):
         panels = [
-            "[?]" if row == column == grid - 1 else f"[{sraven_answer(puzzle[row, column])}]" for column in range(grid)
+            "[?]" if row == column == grid - 1 else f"[{sraven_answer(puzzle[row, column], names)}]"
+            for column in range(grid)
         ]
         lines.append(f"Row {row + 1}: " + " ".join(panels))
     lines.append("Answer:")

@@ -46,7 +46,9 @@ def project_kernels(address, factors):  # type: ignore[no-untyped-def]
                 source = row_of(p, begin + t) * dim
                 measure(x, source, p, begin + t)
                 normalise(normed, t * row, x, source, p, begin + t)
-            add_product((projected, begin * width, width), (bias, 0, 0), (normed, 0, row), weight, count, width, dim, space)
+            add_product(
+                (projected, begin * width, width), (bias, 0, 0), (normed, 0, row), weight, count, width, dim, space
+            )
             if p.angles != 0:
                 rotate_rows(projected, begin * width, width, p, begin, count, 1.0)
 

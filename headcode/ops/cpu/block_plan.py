@@ -13,8 +13,8 @@ import torch
 
 from headcode.ops.cpu import records
 from headcode.ops.cpu.attention_plan import AttentionPlan, band_length, saved_shape
-from headcode.ops.cpu.records import NUMBERS_PER_WORD, Products
 from headcode.ops.cpu.launch import Area, Program, Section, Word, contiguous, kernel, record
+from headcode.ops.cpu.records import NUMBERS_PER_WORD, Products
 from headcode.ops.options import AttentionOptions
 
 MOST_TASKS, LEAST_TASKS = 16, 4

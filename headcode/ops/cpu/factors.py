@@ -104,7 +104,7 @@ def _round_rows(typingctx, target, offset, source, first, second, paired):  # ty
 
 @intrinsic
 def _round_square(typingctx, source, index, stride, target, offset):  # type: ignore[no-untyped-def]
-    """LANES rows of COLUMNS numbers, `stride` apart, to words with pairs of columns: LANES words each, COLUMNS apart."""
+    """LANES rows of COLUMNS numbers, `stride` apart, become rows of LANES words, COLUMNS apart."""
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         source, index, stride, target, offset = arguments

@@ -1,5 +1,8 @@
 """Matrix products for the fused blocks, small enough to stay in a core's cache between the steps around them.
 
+The factors are float32, or numbers rounded to bf16 and two in a word (`factors`): a kernel is compiled for one of the
+two, which differ in the instruction that multiplies, and in how many words there are.
+
 A tile of a product is held in registers while the depth runs by: 8 rows and 32 columns with AVX-512, 6 rows and 16
 columns without. Per step of depth it takes one row of b, and one number of a for each row. The right factor is read
 in panels of COLUMNS = 16 columns, so that what the inner loop reads of it follows in memory. Every number is summed up
@@ -34,8 +37,8 @@ from headcode.ops.cpu.kernel import (
     array_at,
     fetch_add,
     no_unroll,
-    stage,
     product_kernels,
+    stage,
     variants,
 )
 from headcode.ops.cpu.records import COLUMNS, LANES
@@ -51,7 +54,7 @@ from headcode.ops.cpu.simd_math import add
 from headcode.private_api import processor_features
 
 # AVX-512 has 32 registers of 16 numbers, other processors 16 of 8 or as much: half as many sums fit.
-ROWS, PANELS = (8, 2) if "+avx512f" in processor_features() else (6, 1)
+TILE_ROWS, TILE_PANELS = (8, 2) if "+avx512f" in processor_features() else (6, 1)
 
 
 @intrinsic
@@ -59,7 +62,7 @@ def _tile(  # type: ignore[no-untyped-def]
     typingctx, c, c_offset, c_row, start, start_offset, start_row,
     a, a_offset, a_row, a_step, b, b_offset, b_row, b_panel, m, n, depth,
 ):  # fmt: skip
-    """c = start + a·b, ROWS by PANELS · COLUMNS; `*_row` is the stride of rows, a_step that of a's columns.
+    """c = start + a·b, TILE_ROWS by TILE_PANELS · COLUMNS; `*_row` is the stride of rows, a_step that of a's columns.
 
     Of fewer rows (m) or columns (n) the last ones are computed several times over, and written with the same numbers:
     tiles of other sizes would have to be compiled too.
@@ -78,7 +81,7 @@ def _tile(  # type: ignore[no-untyped-def]
             wanted = [ir.Constant(word, i) for i in range(number)]
             return [builder.select(builder.icmp_signed("<", i, last), i, last) for i in wanted]
 
-        rows, panels = first_indices(ROWS, m, 1), first_indices(PANELS, n, COLUMNS)
+        rows, panels = first_indices(TILE_ROWS, m, 1), first_indices(TILE_PANELS, n, COLUMNS)
         columns = [builder.mul(panel, ir.Constant(word, COLUMNS)) for panel in panels]
 
         def addresses(argument: int, array: Any, offset: Any, stride: Any, indices: list[Any]) -> list[Any]:
@@ -152,9 +155,9 @@ def _product(  # type: ignore[no-untyped-def]
 
     `start` may be c itself, or one row for all with start_row 0. With a_row and a_step exchanged, a is read across.
     """
-    for column in range(0, n, PANELS * COLUMNS):
+    for column in range(0, n, TILE_PANELS * COLUMNS):
         panel = b_offset + column // COLUMNS * b_panel
-        for row in range(0, m, ROWS):
+        for row in range(0, m, TILE_ROWS):
             # Not as tuples: taking arrays out of one counts references, for every tile anew.
             _tile(
                 c, c_offset + row * c_row + column, c_row, start, start_offset + row * start_row + column, start_row,

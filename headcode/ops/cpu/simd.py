@@ -110,7 +110,7 @@ def load(typingctx, array, index):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def load_wide(typingctx, array, index):  # type: ignore[no-untyped-def]
-    """The COLUMNS numbers from array[index] on, as one vector: for long arithmetic, which many processors do at once."""
+    """The COLUMNS numbers from array[index] on, in one vector: for long arithmetic on a processor with AVX-512."""
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         return emit_load(builder, emit_address(context, builder, signature.args[0], *arguments), COLUMNS)
