@@ -30,7 +30,7 @@ from headcode.ops.cpu.simd_math import add
 def feed_backward_kernels(address, factors):  # type: ignore[no-untyped-def]
     """From grad_out (tokens, dim) to grad_middle (tokens, dim) and grad_attended (tokens, attended_width).
 
-    The first is read by `project_backward_kernel`, the second by the attention's backward pass. A part holds the
+    The first is read by `project_backward_kernels`, the second by the attention's backward pass. A part holds the
     gradients of inner weight, hidden weight, output weight, inner bias, output bias, norm weight, norm bias and hidden
     bias.
     """

@@ -91,7 +91,7 @@ SUM = _record(["parts", "total", "num_parts", "size", "piece"])
 PACKING = _record([])
 """Read by `gemm.pack_kernels`: one task for each of the PACKING_JOBs that follow it."""
 PACKING_JOB = np.dtype([(name, np.int64) for name in ("matrix", "rows", "columns", "panels", "depth", "first")])
-"""A matrix (rows, columns) and where its panels go. One of a single row is copied as it is. Depth 0: panels of the transpose, (rows/16, columns, 16), for
-products that sum over the columns. Otherwise: panels of the matrix itself, (columns/16, depth, 16), for products that
-sum over the rows, which stand there from row `first` on, because other matrices may share the panels. Of bf16 the axis
-that is summed over has half as many words, see `factors`."""
+"""A matrix (rows, columns) and where its panels go. One of a single row is copied as it is. Depth 0: panels of the
+transpose, (rows/16, columns, 16), for products that sum over the columns. Otherwise: panels of the matrix itself,
+(columns/16, depth, 16), for products that sum over the rows, which stand there from row `first` on, because other
+matrices may share the panels. Of bf16 the middle axis has half as many words, see `factors`."""
