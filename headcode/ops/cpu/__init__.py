@@ -7,8 +7,8 @@
                    autograd function     ──┤                         (softmax, scores, factors), packing.py (layouts)
                                            └─> block_plan.py ──────> block_forward.py, block_backward.py over
                                                                      block_stages.py (LayerNorm, activation, rotary
-                                                                     positions), gemm.py (products) over factors.py (float32
-                                                                     or bf16)
+                                                                     positions), gemm.py (products) over
+                                                                     factors.py (float32 or bf16)
     logits.py      the end of a language model ────────────────────> block_forward.py, logits_backward.py
     all plan a launch.Program and run it            all over activations.py, kernel.py, simd.py and simd_math.py
     on team.py (torch's threads) or threads.py
