@@ -7,6 +7,7 @@ Every task sums the gradients of the weights over its own tokens, in a part of i
 import numpy as np
 
 from headcode.ops.cpu.block_stages import (
+    AHEAD,
     PADDING,
     activate_backward,
     activate_rows,
@@ -22,7 +23,7 @@ from headcode.ops.cpu.factors import product_space
 from headcode.ops.cpu.gemm import add_outer, add_product
 from headcode.ops.cpu.kernel import BLOCK_PART, SINGLE, WORDS, array_at, fetch_add, no_unroll, product_kernels
 from headcode.ops.cpu.records import LANES
-from headcode.ops.cpu.simd import load, store
+from headcode.ops.cpu.simd import load, prefetch, store
 from headcode.ops.cpu.simd_math import add
 
 
@@ -80,6 +81,7 @@ def feed_backward_kernels(address, factors):  # type: ignore[no-untyped-def]
                     no_unroll()
                     total = add(load(grad, t * row + d), load(inner, t * inner_row + d))
                     store(grad, t * row + d, total)
+                    prefetch(grad_middle, offset + t * dim + d + AHEAD)
                     store(grad_middle, offset + t * dim + d, total)
             sum_rows(parts, output_bias, begun, grad, row, count, dim)
             copy_rows(heads, heads_row, attended, begin * heads_width, heads_width, count, heads_width)
@@ -128,6 +130,8 @@ def project_backward_kernels(address, factors):  # type: ignore[no-untyped-def]
                 normalise_backward(grad, t * row, x, source, p, begin + t, parts, for_norm)
                 for d in range(0, dim, LANES):
                     no_unroll()
+                    prefetch(grad_x, source + d + AHEAD)
+                    prefetch(grad_middle, (begin + t) * dim + d + AHEAD)
                     total = load(grad, t * row + d)
                     if p.grad_middle != 0:
                         total = add(total, load(grad_middle, (begin + t) * dim + d))

@@ -9,6 +9,7 @@ Without a backward pass to come, hidden stays in the cache, and what would be mi
 import numpy as np
 
 from headcode.ops.cpu.block_stages import (
+    AHEAD,
     PADDING,
     activate_rows,
     measure,
@@ -21,7 +22,7 @@ from headcode.ops.cpu.factors import product_space
 from headcode.ops.cpu.gemm import add_product
 from headcode.ops.cpu.kernel import BLOCK_PART, SINGLE, WORDS, array_at, fetch_add, no_unroll, product_kernels
 from headcode.ops.cpu.records import LANES
-from headcode.ops.cpu.simd import load, store
+from headcode.ops.cpu.simd import load, prefetch, store
 from headcode.ops.cpu.simd_math import add
 
 
@@ -82,6 +83,8 @@ def feed_kernels(address, factors):  # type: ignore[no-untyped-def]
                 source = row_of(p, begin + t) * dim
                 for d in range(0, dim, LANES):
                     no_unroll()
+                    prefetch(x, source + d + AHEAD)
+                    prefetch(middle, offset + t * dim + d + AHEAD)
                     store(middle, offset + t * dim + d, add(load(x, source + d), load(output_bias, d)))
             middles, outs = (middle, offset, dim), (out, offset, dim)
             heads = (attended, begin * heads_width, heads_width)
@@ -92,6 +95,7 @@ def feed_kernels(address, factors):  # type: ignore[no-untyped-def]
                 normalise(normed, t * row, middle, middle_offset, p, begin + t)
                 for d in range(0, dim, LANES):
                     no_unroll()
+                    prefetch(out, middle_offset + d + AHEAD)
                     store(out, middle_offset + d, add(load(middle, middle_offset + d), load(inner_bias, d)))
             hiddens = (hidden, hidden_offset, hidden_row)
             add_product(hiddens, (hidden_bias, 0, 0), (normed, 0, row), hidden_weight, count, width, dim, space)

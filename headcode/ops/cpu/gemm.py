@@ -45,6 +45,7 @@ from headcode.ops.cpu.records import COLUMNS, LANES
 from headcode.ops.cpu.simd import (
     emit_address,
     emit_load,
+    emit_prefetch,
     emit_splat,
     emit_store,
     load,
@@ -95,7 +96,7 @@ def _tile(  # type: ignore[no-untyped-def]
         # Until it is written at the end, it has come from wherever it was; a start that is not c is near.
         for row in addresses(0, c, c_offset, c_row, rows):
             for column in columns:
-                _prefetch(builder, builder.gep(row, [column]))
+                emit_prefetch(builder, builder.gep(row, [column]))
         left = addresses(6, a, a_offset, a_row, rows)
         right = addresses(10, b, b_offset, b_panel, panels)
 
@@ -136,14 +137,6 @@ def _tile(  # type: ignore[no-untyped-def]
     whole = types.int64
     sides = (c, whole, whole, start, whole, whole, a, whole, whole, whole, b, whole, whole, whole)
     return types.void(*sides, whole, whole, whole), codegen
-
-
-def _prefetch(builder: Any, address: Any) -> None:
-    """Have the numbers at an address brought near, for reading and writing."""
-    pointer, flag = ir.PointerType(ir.IntType(8)), ir.IntType(32)
-    signature = ir.FunctionType(ir.VoidType(), [pointer, flag, flag, flag])
-    function = builder.module.declare_intrinsic("llvm.prefetch.p0i8", fnty=signature)
-    builder.call(function, [builder.bitcast(address, pointer), *(ir.Constant(flag, value) for value in (0, 3, 1))])
 
 
 @stage

@@ -93,6 +93,14 @@ def emit_muladd(builder: Builder, x: Any, y: Any, accumulator: Any) -> Any:
     return emit_intrinsic(builder, "fmuladd", x, y, accumulator)
 
 
+def emit_prefetch(builder: Builder, address: Any) -> None:
+    """Have the numbers at an address brought near, for reading and writing; there need not be any."""
+    pointer, flag = ir.PointerType(ir.IntType(8)), ir.IntType(32)
+    signature = ir.FunctionType(ir.VoidType(), [pointer, flag, flag, flag])
+    function = builder.module.declare_intrinsic("llvm.prefetch.p0i8", fnty=signature)
+    builder.call(function, [builder.bitcast(address, pointer), *(ir.Constant(flag, value) for value in (0, 3, 1))])
+
+
 def emit_rows(builder: Builder, rows: Any) -> list[Any]:
     """The vectors of a tuple."""
     return [builder.extract_value(rows, i) for i in range(rows.type.count)]
@@ -116,6 +124,17 @@ def load_wide(typingctx, array, index):  # type: ignore[no-untyped-def]
         return emit_load(builder, emit_address(context, builder, signature.args[0], *arguments), COLUMNS)
 
     return Vector(array.dtype, COLUMNS)(array, types.intp), codegen
+
+
+@intrinsic
+def prefetch(typingctx, array, index):  # type: ignore[no-untyped-def]
+    """Have the numbers around array[index] brought near; the array may have ended before."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        emit_prefetch(builder, emit_address(context, builder, signature.args[0], *arguments))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen
 
 
 @intrinsic
