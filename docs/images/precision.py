@@ -1,6 +1,6 @@
 """What rounding products to bf16 costs: both tasks, three seeds, each run in float32 and in bf16 on one CPU thread.
 
-    python docs/images/precision.py RUNS [--steps N]    trains what RUNS lacks of twelve runs, keeps evaluations
+    python docs/images/precision.py RUNS [--steps N]    twelve runs, or what RUNS lacks of them
     python docs/images/precision.py                     figure and table again, from docs/results/precision
 
 A run and its pair have the same seed: the same weights, data, dropout and held-out compositions.
@@ -32,11 +32,11 @@ def train(runs, steps):
         for seed in SEEDS:
             for precision in COLOURS:
                 name = f"{task}-{precision}-{seed}"
-                options = ["--seed", str(seed), "--eval-every", str(max(1, steps // 10)), "--steps", str(steps)]
                 out = Path(runs) / name
-                if not (out / "config.json").exists():
-                    options += ["--preset", preset, "--precision", precision, "--threads", "1", "--out", str(out)]
-                    subprocess.run([sys.executable, "-m", "headcode", "train", task, *options], check=True)
+                options = ["--seed", str(seed), "--eval-every", str(max(1, steps // 10)), "--steps", str(steps)]
+                options += ["--preset", preset, "--precision", precision, "--threads", "1", "--out", str(out)]
+                # A run that has ended is left as it is; one that was stopped goes on.
+                subprocess.run([sys.executable, "-m", "headcode", "train", task, *options], check=True)
                 lines = [line for line in (out / "metrics.jsonl").read_text().splitlines() if '"kind": "eval"' in line]
                 (RESULTS / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
                 shutil.copy(out / "config.json", RESULTS / f"{name}-config.json")
