@@ -11,7 +11,6 @@ import torch
 
 import headcode
 from headcode import capture_codes
-from headcode.ops.cpu import block as block_module
 from headcode.tasks import add_sums
 from headcode.train import (
     Runtime,
@@ -22,9 +21,7 @@ from headcode.train import (
     read_metrics,
     task_loss,
 )
-from headcode.train import runtime as runtime_module
 from headcode.train.distributed import Group
-from headcode.train.evaluate import evaluate_model
 from headcode.train.runtime import numerics
 from tests.support.bf16 import needs_bf16
 from tests.support.training import Interrupting, assert_same, small_config, train
@@ -356,34 +353,6 @@ def test_other_precisions(precision, records, tolerance):
     other = [r["loss"] for r in train(small_config(eval_size=0, precision=precision)).metrics]
     assert other != exact and all(loss < 1 for loss in other)
     assert other[:records] == pytest.approx(exact[:records], rel=tolerance)
-
-
-def test_bf16_needs_a_processor_for_it_and_says_so(monkeypatch):
-    monkeypatch.setattr(runtime_module, "why_no_bf16", lambda: "the processor has no avx512_bf16")
-    with pytest.raises(ValueError, match="precision 'bf16' on a CPU needs .* the processor has no avx512_bf16; use "):
-        train(small_config(precision="bf16"))
-
-
-FUSED = {"backend": "auto", "dim": 16, "num_heads": 2, "qk_dim": 16, "v_dim": 16, "mlp_dim": 32}
-
-
-@needs_bf16
-def test_a_bf16_run_resumes_exactly_and_is_evaluated_as_it_was_trained(tmp_path, monkeypatch):
-    """Its blocks are fused; evaluated again from its files, it has the metrics that training wrote."""
-    products, project = [], block_module.plan_block
-    monkeypatch.setattr(block_module, "plan_block", lambda sizes: products.append(sizes.products) or project(sizes))
-    config = small_config(precision="bf16", **FUSED)
-    whole = train(config, tmp_path / "whole")
-    assert set(products) == {"bf16"}
-    with pytest.raises(TrainingInterrupted):
-        train(config, tmp_path / "broken", reporters=[Interrupting(13)])
-    train(config, tmp_path / "broken")
-    assert_same(tmp_path / "whole", tmp_path / "broken")
-    sizes = {"size": config.eval_size, "batch_size": config.eval_batch_size, "device": torch.device("cpu")}
-    again = evaluate_model(whole.model, config, ["iid"], **sizes)["iid"]
-    recorded = [r for r in whole.metrics if r["kind"] == "eval" and r["split"] == "iid"][-1]
-    assert again == {name: recorded[name] for name in again}
-    assert train(small_config(**FUSED)).metrics != whole.metrics
 
 
 def test_tf32_needs_a_gpu_and_says_so():
