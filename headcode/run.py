@@ -80,7 +80,8 @@ class RunConfig(Config):
     accumulate: int = 1
     """Parts into which a batch is divided, one after the other, to save memory."""
     precision: Literal["float32", "tf32", "bf16", "float64"] = "float32"
-    """float32 is exact float32 (TF32 off); tf32 allows it in matrix products (GPU); bf16 is autocast (made for GPU)."""
+    """float32 is exact float32 (TF32 off); tf32 allows it in matrix products (GPU); bf16 is autocast,
+    which on a CPU needs avx512_bf16."""
     auxiliary_weight: float = 0.0
     """Weight of the task's auxiliary targets in the loss: further heads of the model, which nothing else reads, predict
     what the task knows about the tokens of training instances. 0 is none."""

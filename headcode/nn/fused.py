@@ -1,7 +1,8 @@
 """Which blocks run as one fused operation (`ops.cpu.block`), and how: plain eager float32 on a CPU.
 
 A block runs op by op if anything looks into it or changes a part of it: codes captured or edited, hooks on its parts,
-parts replaced or patched, tracing, autocast, functional transforms, caches.
+parts replaced or patched, tracing, functional transforms, caches. Under autocast to bfloat16 its products are of
+numbers rounded to bf16 where the processor has instructions for that; elsewhere autocast rounds op by op.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from headcode.nn.plain import full_name, why_called
 from headcode.nn.position import ROTARY_BASE, RelativeBias, relative_buckets, rotary_angles
 from headcode.ops import cpu, eager
 from headcode.ops.cpu.block import TABLE, BlockCall, fused_block
-from headcode.ops.cpu.logits import token_logits
-from headcode.ops.cpu.records import COLUMNS
+from headcode.ops.cpu.logits import LogitsCall, token_logits
+from headcode.ops.cpu.records import COLUMNS, Products
 from headcode.ops.options import AttentionOptions, resolve_seed
 from headcode.private_api import forward_mode_active, has_global_hooks
 
@@ -54,6 +55,7 @@ def run_fused(
     first, last, _ = (slice(None) if queries is None else queries).indices(x.shape[1])
     dropout = attention.dropout if attention.training else 0.0
     seed = resolve_seed(dropout, dropout_seed)
+    products = _products()
     relative, head_width = attention.relative_bias, attention.query_proj.out_features // attention.num_heads
     call = BlockCall(
         num_heads=attention.num_heads,
@@ -64,6 +66,7 @@ def run_fused(
         buckets=None if relative is None else _band_buckets(relative.num_buckets, last - first, x.shape[1], first),
         angles=_rotary_table(x.shape[1], head_width) if attention.position == "rotary" else None,
         visible=None if key_padding_mask is None else ~key_padding_mask.contiguous(),
+        products=products,
         attention=AttentionOptions(
             causal=attention.causal,
             scale=1 / math.sqrt(head_width),
@@ -74,12 +77,12 @@ def run_fused(
             dropout_seed=seed,
             query_offset=first,
         ),
-        differentiable=functools.partial(_run_op_by_op, block, queries, seed, key_padding_mask),
+        differentiable=functools.partial(_run_op_by_op, block, queries, seed, key_padding_mask, products),
     )
-    out = fused_block(x, parameters, call)
+    out = fused_block(x.float(), parameters, call)
     # Its kernels leave later tokens out by multiplying with 0, but 0 · NaN is NaN (see `ops.cpu`).
     masked = attention.causal or key_padding_mask is not None
-    return None if masked and out.detach().sum().isnan() else out
+    return None if masked and out.detach().sum().isnan() else out.to(x.dtype)
 
 
 def run_fused_logits(norm: nn.Module, hidden: Tensor, table: Tensor) -> Tensor | None:
@@ -94,7 +97,10 @@ def run_fused_logits(norm: nn.Module, hidden: Tensor, table: Tensor) -> Tensor |
     num_tokens = hidden.numel() // dim
     if not widths_fit or num_tokens < FEWEST_TOKENS or not _are_worth_packing(table.numel(), num_tokens):
         return None
-    return token_logits(hidden, weight, bias, table, norm.eps, 1 / math.sqrt(dim))  # type: ignore[arg-type]
+    products = _products()
+    call = LogitsCall(norm.eps, 1 / math.sqrt(dim), products)  # type: ignore[arg-type]
+    logits = token_logits(hidden.float(), weight, bias, table, call)
+    return logits if products == "float32" else logits.bfloat16()
 
 
 def why_op_by_op(block: TransformerBlock, x: Tensor) -> str | None:
@@ -151,12 +157,14 @@ def _run_op_by_op(
     queries: slice | None,
     dropout_seed: int,
     padding: Tensor | None,
+    products: Products,
     x: Tensor,
     parameters: dict[str, Tensor],
 ) -> Tensor:
     """The block with these parameters, which need not be its own any more (`torch.func.functional_call`)."""
     own = {f"block.{name}": parameter for name, parameter in parameters.items()}
-    return torch.func.functional_call(_OpByOp(block), own, (x, queries, dropout_seed, None, padding))
+    with torch.autocast("cpu", torch.bfloat16, enabled=products == "bf16"):
+        return torch.func.functional_call(_OpByOp(block), own, (x, queries, dropout_seed, None, padding))
 
 
 @functools.lru_cache(maxsize=64)
@@ -240,16 +248,26 @@ def _named_parameters(block: TransformerBlock) -> dict[str, Any] | str:
     return found
 
 
+def _products() -> Products:
+    return "bf16" if torch.is_autocast_enabled("cpu") else "float32"
+
+
 def _why_not_plain(x: Tensor, parameters: list[Any]) -> str | None:
     """Why these are not ordinary float32 numbers, as they are in memory, or what traces or wraps the call."""
-    if torch.is_autocast_enabled("cpu") or torch.jit.is_tracing() or forward_mode_active():
-        return "the call is traced, under autocast or differentiated forward"
+    if torch.jit.is_tracing() or forward_mode_active():
+        return "the call is traced or differentiated forward"
     if any(parameter is None for parameter in parameters):
         return "a weight or a bias is missing"
     if not eager.is_plain(x, *parameters):
         return "the call is compiled or transformed, or its tensors are of another kind"
+    rounded = torch.is_autocast_enabled("cpu")
+    if rounded and torch.get_autocast_dtype("cpu") is not torch.bfloat16:
+        return "autocast is to another dtype than bfloat16"
+    if rounded and (reason := cpu.why_no_bf16()):
+        return f"under autocast, {reason}"
     for t in (x, *parameters):
-        if t.dtype is not torch.float32 or t.device.type != "cpu" or not t.is_contiguous() or t.is_neg():
+        right_dtype = t.dtype is torch.float32 or (rounded and t is x and t.dtype is torch.bfloat16)
+        if not right_dtype or t.device.type != "cpu" or not t.is_contiguous() or t.is_neg():
             return "the kernels are for contiguous float32 numbers on a CPU"
     return None
 

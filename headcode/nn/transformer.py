@@ -240,7 +240,7 @@ class Transformer(nn.Module):
         return DecodingCache([FastWeightState() if recurrent else KeyValueCache() for _ in range(config.num_layers)])
 
     def _embed(self, x: Tensor, first_position: int) -> Tensor:
-        hidden = self.embedding(x)
+        hidden = self._embed_each(x)
         length = x.shape[1]
         if self.config.position == "sinusoidal":
             hidden = hidden + sinusoidal_positions(length, self.config.dim, first_position, x.device).to(hidden.dtype)
@@ -254,6 +254,14 @@ class Transformer(nn.Module):
             places = self.positions.repeat(-(-end // len(self.positions)), 1)
             hidden = hidden + places[first_position:end]
         return hidden
+
+    def _embed_each(self, x: Tensor) -> Tensor:
+        """Without positions. On a CPU the residual stream begins in float32 under autocast too, as with tokens."""
+        weight = own_weight(self.embedding, nn.Linear)
+        if weight is None or x.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+            return self.embedding(x)
+        with torch.autocast("cpu", enabled=False):
+            return self.embedding(x.to(weight.dtype))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """The products of the normalised tokens with the table, over sqrt(dim)."""

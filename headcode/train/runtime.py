@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from headcode.config import Config
+from headcode.ops.cpu import why_no_bf16
 from headcode.train.distributed import local_rank
 from headcode.version import __version__
 
@@ -81,6 +82,10 @@ def numerics(precision: str, device: torch.device, threads: int | None) -> Itera
     """Threads, matrix-product precision and the current GPU for the time of a run; all are put back afterwards."""
     if precision == "tf32" and device.type != "cuda":
         raise ValueError(f"precision 'tf32' is for CUDA devices, this run is on {device.type}; use float32.")
+    if precision == "bf16" and device.type == "cpu" and (reason := why_no_bf16()):
+        raise ValueError(
+            f"precision 'bf16' on a CPU needs kernels and a processor with avx512_bf16, but {reason}; use float32."
+        )
     if precision == "float64" and device.type == "mps":
         raise ValueError("precision 'float64' is not available on mps; use float32 or device cpu.")
     threads_before, products_before = torch.get_num_threads(), torch.get_float32_matmul_precision()

@@ -195,7 +195,7 @@ def test_whoever_looks_inside_gets_the_parts_without_gradients_too(fused):
     assert codes[1].shape == (2, 4, 7, 7) and fused == [False, False]
     with torch.no_grad():
         assert why_op_by_op(model.blocks[0], torch.randn(2, 7, 48)) is None
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.float16):
             assert "autocast" in why_op_by_op(model.blocks[0], torch.randn(2, 7, 48))
         model.blocks[0].attention.key_proj.register_forward_hook(lambda *arguments: None)
         assert why_op_by_op(model.blocks[0], torch.randn(2, 7, 48)) == "attention.key_proj has hooks"

@@ -9,11 +9,13 @@ import torch.nn.functional as F
 from headcode.nn import ModelConfig, Transformer
 from headcode.nn import transformer as transformer_module
 from headcode.nn.fused import run_fused_logits
-from headcode.ops.cpu.logits import token_logits
+from headcode.ops.cpu import why_no_bf16
+from headcode.ops.cpu.logits import LogitsCall, token_logits
 from tests.support.models import distance
 
 SHAPES = [((3, 37), 48, 16), ((2, 300), 144, 48), ((5,), 16, 32), ((1, 61), 2064, 1040), ((97,), 1136, 80)]
 NAMES = ("tokens", "weight", "bias", "table")
+CALL = LogitsCall(1e-6, 0.5, "float32")
 
 
 def inputs_of(shape, vocabulary, dim):
@@ -30,22 +32,22 @@ def plain(x, weight, bias, table, factor):
 def test_logits_and_gradients(shape, vocabulary, dim):
     given = inputs_of(shape, vocabulary, dim)
     wide = [t.detach().double().requires_grad_() for t in given]
-    out, expected = token_logits(*given, 1e-6, 0.3), plain(*wide, 0.3)
+    out, expected = token_logits(*given, LogitsCall(1e-6, 0.3, "float32")), plain(*wide, 0.3)
     assert distance(out.detach(), expected.detach()) < 1e-5
     grad = torch.randn_like(out)
     gradients, wanted = torch.autograd.grad(out, given, grad), torch.autograd.grad(expected, wide, grad.double())
     for name, gradient, right in zip(NAMES, gradients, wanted, strict=True):
         assert distance(gradient, right) < 1e-4, name
     with torch.no_grad():
-        assert torch.equal(token_logits(*given, 1e-6, 0.3), out)
+        assert torch.equal(token_logits(*given, LogitsCall(1e-6, 0.3, "float32")), out)
 
 
 @pytest.mark.parametrize("which", range(4))
 def test_gradients_of_one_input_alone(which):
     given = inputs_of((3, 37), 48, 16)
-    expected = torch.autograd.grad(token_logits(*given, 1e-6, 0.5).square().sum(), given)
+    expected = torch.autograd.grad(token_logits(*given, CALL).square().sum(), given)
     alone = [t.detach().requires_grad_(i == which) for i, t in enumerate(given)]
-    token_logits(*alone, 1e-6, 0.5).square().sum().backward()
+    token_logits(*alone, CALL).square().sum().backward()
     assert torch.equal(alone[which].grad, expected[which])
     assert all(t.grad is None for i, t in enumerate(alone) if i != which)
 
@@ -55,7 +57,7 @@ def test_bits_do_not_depend_on_threads():
     try:
         for number in (1, 2, 3):
             torch.set_num_threads(number)
-            out = token_logits(*given, 1e-6, 0.5)
+            out = token_logits(*given, CALL)
             results.append([out, *torch.autograd.grad(out.square().sum(), given)])
     finally:
         torch.set_num_threads(before)
@@ -64,26 +66,26 @@ def test_bits_do_not_depend_on_threads():
 
 def test_nothing_is_left_unwritten(monkeypatch):
     given = inputs_of((3, 37), 144, 16)
-    expected = token_logits(*given, 1e-6, 0.5)
+    expected = token_logits(*given, CALL)
     gradients = torch.autograd.grad(expected.square().sum(), given)
     new_empty, empty_like = torch.Tensor.new_empty, torch.empty_like
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: new_empty(*a, **k).fill_(math.nan))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(math.nan))
-    out = token_logits(*given, 1e-6, 0.5)
+    out = token_logits(*given, CALL)
     assert torch.equal(out, expected)
     assert all(map(torch.equal, torch.autograd.grad(out.square().sum(), given), gradients))
 
 
 def test_second_derivatives_and_gradients_as_autograd_hands_them_over():
     given = inputs_of((3, 7), 32, 16)
-    (once,) = torch.autograd.grad(token_logits(*given, 1e-6, 0.5).square().sum(), given[0], create_graph=True)
+    (once,) = torch.autograd.grad(token_logits(*given, CALL).square().sum(), given[0], create_graph=True)
     (wanted,) = torch.autograd.grad(plain(*given, 0.5).square().sum(), given[0], create_graph=True)
     twice, right = (torch.autograd.grad(g.sin().sum(), given[3])[0] for g in (once, wanted))
     assert distance(once.detach(), wanted.detach().double()) < 1e-4 and distance(twice, right.double()) < 1e-4
     values = torch.randn(3, 7, 32)
-    expected = torch.autograd.grad(token_logits(*given, 1e-6, 0.5), given, -values)
+    expected = torch.autograd.grad(token_logits(*given, CALL), given, -values)
     for grad in (torch._neg_view(values), -values.permute(2, 1, 0).contiguous().permute(2, 1, 0)):
-        found = torch.autograd.grad(token_logits(*given, 1e-6, 0.5), given, grad)
+        found = torch.autograd.grad(token_logits(*given, CALL), given, grad)
         assert all(map(torch.equal, found, expected))
 
 
@@ -152,4 +154,4 @@ def test_another_embedding_is_called(served):
     torch.testing.assert_close(out, expected)
     with torch.autocast("cpu", torch.bfloat16):
         model(tokens)
-    assert served == [True, True, False]
+    assert served == [True, True, why_no_bf16() is None]

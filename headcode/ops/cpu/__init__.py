@@ -7,7 +7,8 @@
                    autograd function     ──┤                         (softmax, scores, factors), packing.py (layouts)
                                            └─> block_plan.py ──────> block_forward.py, block_backward.py over
                                                                      block_stages.py (LayerNorm, activation, rotary
-                                                                     positions), gemm.py (products)
+                                                                     positions), gemm.py (products) over
+                                                                     factors.py (float32 or bf16)
     logits.py      the end of a language model ────────────────────> block_forward.py, logits_backward.py
     all plan a launch.Program and run it            all over activations.py, kernel.py (variants) and
     on team.py (torch's threads) or threads.py      simd.py, simd_math.py, simd_shuffles.py
@@ -37,7 +38,7 @@ Nothing here imports Numba before a kernel is needed: kernel modules are importe
 change what: docs/kernels.md.
 """
 
-from headcode.ops.cpu.attention import NO_KERNELS, backward, forward, unsupported
+from headcode.ops.cpu.attention import NO_KERNELS, backward, forward, unsupported, why_no_bf16
 from headcode.ops.cpu.attention_plan import prefers_torch, saved_shape
 from headcode.ops.cpu.records import NET_CODES, NORM_CODES
 
@@ -50,4 +51,5 @@ __all__ = [
     "prefers_torch",
     "saved_shape",
     "unsupported",
+    "why_no_bf16",
 ]

@@ -17,27 +17,27 @@ FAR = 10.0
 
 
 @inlined_stage
-def gelu(given, like):  # type: ignore[no-untyped-def]
-    """GELU and its slope; `like` is an array of the vector's type."""
-    one, high = constant(like, 1.0), constant(like, FAR)
-    near = maximum(given, constant(like, -FAR))
+def gelu(given):  # type: ignore[no-untyped-def]
+    """GELU and its slope."""
+    one, high = constant(given, 1.0), constant(given, FAR)
+    near = maximum(given, constant(given, -FAR))
     near = where_positive(subtract(near, high), high, near)
     square = multiply(near, near)
     negated = multiply(
-        multiply(near, constant(like, -1.0)), muladd(square, constant(like, CUBIC), constant(like, GATE))
+        multiply(near, constant(given, -1.0)), muladd(square, constant(given, CUBIC), constant(given, GATE))
     )
     sigmoid = divide(one, add(one, exp_within(negated)))
     # sigmoid + x · sigmoid · (1 - sigmoid) · du/dx
-    steepness = muladd(square, constant(like, 3 * CUBIC), constant(like, GATE))
+    steepness = muladd(square, constant(given, 3 * CUBIC), constant(given, GATE))
     rise = multiply(multiply(multiply(near, sigmoid), subtract(one, sigmoid)), steepness)
     return multiply(given, sigmoid), add(sigmoid, rise)
 
 
 @inlined_stage
-def silu(x, like):  # type: ignore[no-untyped-def]
+def silu(x):  # type: ignore[no-untyped-def]
     """SiLU and its slope."""
-    one = constant(like, 1.0)
-    gate = divide(one, add(one, exp(subtract(constant(like, 0.0), x))))
+    one = constant(x, 1.0)
+    gate = divide(one, add(one, exp(subtract(constant(x, 0.0), x))))
     value = multiply(x, gate)
     return value, muladd(value, subtract(one, gate), gate)
 
@@ -50,9 +50,9 @@ def activate(x):  # type: ignore[no-untyped-def]
         zero = constant(NUMBERS, 0.0)
         return maximum(x, zero), where_positive(x, one, zero)
     if NET == GELU:
-        return gelu(x, NUMBERS)
+        return gelu(x)
     if NET == SILU:
-        return silu(x, NUMBERS)
+        return silu(x)
     return x, one
 
 
@@ -60,6 +60,6 @@ def activate(x):  # type: ignore[no-untyped-def]
 def gelu_with_slope(x: np.ndarray, value: np.ndarray, slope: np.ndarray, start: int, stop: int) -> None:
     """Fill value[start:stop] and slope[start:stop]; whole vectors only."""
     for index in range(start, stop, LANES):
-        result, rise = gelu(load(x, index), x)
+        result, rise = gelu(load(x, index))
         store(value, index, result)
         store(slope, index, rise)

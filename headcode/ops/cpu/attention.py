@@ -17,10 +17,19 @@ from headcode.ops.cpu.attention_plan import AttentionPlan, band_length, dropout_
 from headcode.ops.cpu.launch import Area, BoundProgram, Program, Section, whole
 from headcode.ops.cpu.records import NET_CODES, NORM_CODES
 from headcode.ops.options import AttentionGradients, AttentionInputs, AttentionOptions, Problem
+from headcode.private_api import processor_features
 
 DTYPES = (torch.float32, torch.float64)
 # Found out once: torch.compile can trace neither package searches nor the environment.
 NO_KERNELS = why_disabled()
+
+
+@functools.cache
+def why_no_bf16() -> str | None:
+    """Why products of bf16 numbers cannot be computed by kernels here, or None."""
+    if NO_KERNELS:
+        return f"there are no kernels: {NO_KERNELS}"
+    return None if "+avx512bf16" in processor_features() else "the processor has no avx512_bf16"
 
 
 def unsupported(problem: Problem) -> str | None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from headcode.ops.cpu.attention_plan import dropout_stream
 from headcode.ops.cpu.block_plan import BlockPlan, BlockSizes, plan_block
+from headcode.ops.cpu.records import Products
 from headcode.ops.options import AttentionOptions
 
 TABLE = "attention.relative_bias.table"
@@ -39,6 +40,7 @@ class BlockCall(NamedTuple):
     """Cosines and sines of rotary positions (T, D), float32."""
     visible: Tensor | None
     """(B, T), False where a key is padding."""
+    products: Products
     attention: AttentionOptions
     differentiable: Callable[[Tensor, dict[str, Tensor]], Tensor]
     """The same block, op by op, of x and the parameters: for gradients that are to be differentiated themselves."""
@@ -102,6 +104,7 @@ def _plan(call: BlockCall, x: Tensor, parameters: Mapping[str, Tensor], *, kept:
             rotary=call.angles is not None,
             kept=kept,
             epsilons=call.epsilons,
+            products=call.products,
             attention=replace(call.attention, dropout_seed=0),
         )
     )

@@ -14,6 +14,7 @@ import torch
 from headcode.ops.cpu import records
 from headcode.ops.cpu.attention_plan import AttentionPlan, band_length, saved_shape
 from headcode.ops.cpu.launch import Area, Program, Section, Word, contiguous, kernel, record
+from headcode.ops.cpu.records import NUMBERS_PER_WORD, Products
 from headcode.ops.options import AttentionOptions
 
 MOST_TASKS, LEAST_TASKS = 16, 4
@@ -47,6 +48,7 @@ class BlockSizes(NamedTuple):
     """Whether a backward pass will follow."""
     epsilons: tuple[float, float]
     """Of the two LayerNorms."""
+    products: Products
     attention: AttentionOptions
     """Its seed is 0: that of a step is bound with the memory."""
 
@@ -64,6 +66,7 @@ class Panels(NamedTuple):
 
     rows: dict[str, int]
     """Of each weight, by its name."""
+    columns: int
     forward: Section
     backward: Section | None
 
@@ -158,8 +161,8 @@ class BlockPlan:
         )
 
     def _panels(self, rows: dict[str, int], columns: int) -> Panels:
-        shape = (sum(rows.values()), columns)
-        return Panels(rows, self.kept.take(*shape), self.kept.take(*shape) if self.sizes.kept else None)
+        shape = (sum(rows.values()), columns // NUMBERS_PER_WORD[self.sizes.products])
+        return Panels(rows, columns, self.kept.take(*shape), self.kept.take(*shape) if self.sizes.kept else None)
 
     def _heads(self, prefix: str, projected: list[Section]) -> dict[str, Section]:
         """q, k and v (B, H, T, D) where the projections have them, joined or the queries apart."""
@@ -177,7 +180,7 @@ class BlockPlan:
             self._launch(
                 program,
                 f"project {index}",
-                "block_forward.project_kernel",
+                "block_forward.project_kernels",
                 **self._tokens(projection.chosen),
                 **self._norm("attention_norm", projection.statistics),
                 **self._rotary(projection),
@@ -191,7 +194,7 @@ class BlockPlan:
         self._launch(
             program,
             "feed",
-            "block_forward.feed_kernel",
+            "block_forward.feed_kernels",
             **self._feed(),
             x=_named("x"),
             out=_named("out"),
@@ -212,7 +215,7 @@ class BlockPlan:
             jobs.append(record(records.PACKING_JOB, **fields, depth=depth, first=first))
 
         for panels in (*(p.panels for p in self.projections), self.output, self.hidden_panels, self.inner):
-            (depth, columns), first = panels.forward.shape, 0
+            depth, columns, first = sum(panels.rows.values()), panels.columns, 0
             parts = panels.forward.split(*panels.rows.values())
             for (name, rows), part in zip(panels.rows.items(), parts, strict=True):
                 pack(name, rows, columns, part)
@@ -224,7 +227,7 @@ class BlockPlan:
             for (name, width), part in zip(projection.widths.items(), parts, strict=True):
                 pack(f"{name}.bias", 1, width, part, depth=1)  # a matrix of one row stays as it is
         words = [*record(records.PACKING), *(word for job in jobs for word in job)]
-        program.launch("pack", kernel("gemm", "pack_kernel"), words, len(jobs))
+        program.launch("pack", kernel("gemm", "pack_kernels", self.sizes.products), words, len(jobs))
 
     def _plan_backward(self, program: Program) -> None:
         dim, sizes = self.sizes.dim, self.sizes
@@ -279,7 +282,7 @@ class BlockPlan:
         size = sum(math.prod(shape) for shape in shapes.values())
         num_tasks, _ = share_out(fields["tokens"], size)
         parts, total = self.scratch.take(num_tasks, size), self.sums.take(size)
-        kernel_name = f"block_backward.{name.split()[0]}_backward_kernel"
+        kernel_name = f"block_backward.{name.split()[0]}_backward_kernels"
         self._launch(program, name, kernel_name, **fields, parts=parts, part_size=size)
         program.launch_sum(f"sum of {name}", parts, total)
         start = total.start
@@ -291,7 +294,7 @@ class BlockPlan:
         num_tasks, task_tokens = share_out(fields["tokens"], fields.get("part_size", 0))
         fields |= {"dim": self.sizes.dim, "task_tokens": task_tokens, "chunk": chunk_of(task_tokens)}
         words = record(records.BLOCK_PART, **fields)
-        program.launch(name, kernel(*kernel_name.split(".")), words, num_tasks)
+        program.launch(name, kernel(*kernel_name.split("."), self.sizes.products), words, num_tasks)
 
     def _tokens(self, chosen: bool) -> dict[str, int]:
         sizes = self.sizes

@@ -10,11 +10,14 @@ import numpy as np
 
 from headcode.ops.cpu.activations import gelu, silu
 from headcode.ops.cpu.kernel import SINGLE, array_at, no_unroll, stage
-from headcode.ops.cpu.records import LANES
-from headcode.ops.cpu.simd import constant, load, muladd, store
+from headcode.ops.cpu.records import COLUMNS, LANES
+from headcode.ops.cpu.simd import constant, load, load_wide, muladd, prefetch, store
 from headcode.ops.cpu.simd_math import add, lane_sum, multiply, subtract
 
 PADDING = 16
+AHEAD = 4096
+"""How many numbers before they are due those of long rows in memory are asked for: four pages. The processor guesses
+what is read next only within a page."""
 
 
 @stage
@@ -55,6 +58,7 @@ def normalise(target, target_offset, source, source_offset, p, token):  # type: 
     mean, inverse = constant(SINGLE, statistics[2 * token]), constant(SINGLE, statistics[2 * token + 1])
     for d in range(0, p.dim, LANES):
         no_unroll()
+        prefetch(source, source_offset + d + AHEAD)
         unit = multiply(subtract(load(source, source_offset + d), mean), inverse)
         store(target, target_offset + d, muladd(unit, load(weight, d), load(bias, d)))
 
@@ -95,17 +99,20 @@ def activate_rows(value, value_row, slope, slope_row, hidden, hidden_offset, hid
     for t in range(count):
         source, to, slope_to = hidden_offset + t * hidden_row, t * value_row, t * slope_row
         if p.hidden_width == width:
-            for d in range(0, width, LANES):
+            for d in range(0, width, COLUMNS):
                 no_unroll()
-                result, rise = gelu(load(hidden, source + d), SINGLE)
+                prefetch(hidden, source + d + AHEAD)
+                result, rise = gelu(load_wide(hidden, source + d))
                 store(value, to + d, result)
                 if keep_slope:
                     store(slope, slope_to + d, rise)
             continue
-        for d in range(0, width, LANES):
+        for d in range(0, width, COLUMNS):
             no_unroll()
-            gate, rise = silu(load(hidden, source + d), SINGLE)
-            signal = load(hidden, source + width + d)
+            prefetch(hidden, source + d + AHEAD)
+            prefetch(hidden, source + width + d + AHEAD)
+            gate, rise = silu(load_wide(hidden, source + d))
+            signal = load_wide(hidden, source + width + d)
             store(value, to + d, multiply(gate, signal))
             if keep_slope:
                 store(slope, slope_to + d, multiply(rise, signal))
@@ -179,4 +186,6 @@ def copy_rows(target, row, source, source_offset, source_row, count, width):  # 
     for t in range(count):
         for d in range(0, width, LANES):
             no_unroll()
-            store(target, t * row + d, load(source, source_offset + t * source_row + d))
+            offset = source_offset + t * source_row + d
+            prefetch(source, offset + AHEAD)
+            store(target, t * row + d, load(source, offset))

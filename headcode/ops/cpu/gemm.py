@@ -1,5 +1,8 @@
 """Matrix products for the fused blocks, small enough to stay in a core's cache between the steps around them.
 
+The factors are float32, or numbers rounded to bf16 and two in a word (`factors`): a kernel is compiled for one of the
+two, which differ in the instruction that multiplies, and in how many words there are.
+
 A tile of a product is held in registers while the depth runs by: 8 rows and 32 columns with AVX-512, 6 rows and 16
 columns without. Per step of depth it takes one row of b, and one number of a for each row. The right factor is read
 in panels of COLUMNS = 16 columns, so that what the inner loop reads of it follows in memory. Every number is summed up
@@ -10,7 +13,6 @@ A matrix is a tuple: its array, the offset of its first number in there, and the
 imported at first use.
 """
 
-import itertools
 from typing import Any
 
 from llvmlite import ir
@@ -18,6 +20,15 @@ from numba import types
 from numba.extending import intrinsic
 
 from headcode.jit import njit
+from headcode.ops.cpu.factors import (
+    MOST_DEPTH,
+    emit_product,
+    factor_of_tokens,
+    in_words,
+    left_factor,
+    pack_rows,
+    pack_transposed,
+)
 from headcode.ops.cpu.kernel import (
     DOUBLE,
     PACKING,
@@ -28,26 +39,24 @@ from headcode.ops.cpu.kernel import (
     array_at,
     fetch_add,
     no_unroll,
+    product_kernels,
     stage,
 )
 from headcode.ops.cpu.records import COLUMNS, LANES
 from headcode.ops.cpu.simd import (
     emit_address,
     emit_load,
-    emit_muladd,
+    emit_prefetch,
     emit_splat,
     emit_store,
     load,
     store,
 )
 from headcode.ops.cpu.simd_math import add
-from headcode.ops.cpu.simd_shuffles import transpose
 from headcode.private_api import processor_features
 
 # AVX-512 has 32 registers of 16 numbers, other processors 16 of 8 or as much: half as many sums fit.
 TILE_ROWS, TILE_PANELS = (8, 2) if "+avx512f" in processor_features() else (6, 1)
-MOST_DEPTH = 1024
-"""A product of more is summed up in several, so that the panels of one stay in the core's cache."""
 
 
 @intrinsic
@@ -81,13 +90,14 @@ def _tile(  # type: ignore[no-untyped-def]
             first = emit_address(context, builder, signature.args[argument], array, offset)
             return [builder.gep(first, [builder.mul(i, stride)]) for i in indices]
 
-        # Added at the end: until then it has come from wherever it was.
         starts = [
             [builder.gep(row, [column]) for column in columns]
             for row in addresses(3, start, start_offset, start_row, rows)
         ]
-        for address in itertools.chain(*starts):
-            _prefetch(builder, address)
+        # Until it is written at the end, it has come from wherever it was; a start that is not c is near.
+        for row in addresses(0, c, c_offset, c_row, rows):
+            for column in columns:
+                emit_prefetch(builder, builder.gep(row, [column]))
         left = addresses(6, a, a_offset, a_row, rows)
         right = addresses(10, b, b_offset, b_panel, panels)
 
@@ -100,7 +110,7 @@ def _tile(  # type: ignore[no-untyped-def]
         results = []
         for address, row in zip(left, totals, strict=True):
             factor = emit_splat(builder, builder.load(builder.gep(address, [column])), COLUMNS)
-            results.append([emit_muladd(builder, factor, value, t) for value, t in zip(values, row, strict=True)])
+            results.append([emit_product(builder, factor, value, t) for value, t in zip(values, row, strict=True)])
         now = builder.add(done, ir.Constant(word, 1))
         carried = [
             (done, ir.Constant(word, 0), now),
@@ -130,14 +140,6 @@ def _tile(  # type: ignore[no-untyped-def]
     return types.void(*sides, whole, whole, whole), codegen
 
 
-def _prefetch(builder: Any, address: Any) -> None:
-    """Have the numbers at an address brought near, for reading and writing."""
-    pointer, flag = ir.PointerType(ir.IntType(8)), ir.IntType(32)
-    signature = ir.FunctionType(ir.VoidType(), [pointer, flag, flag, flag])
-    function = builder.module.declare_intrinsic("llvm.prefetch.p0i8", fnty=signature)
-    builder.call(function, [builder.bitcast(address, pointer), *(ir.Constant(flag, value) for value in (0, 3, 1))])
-
-
 @stage
 def _product(  # type: ignore[no-untyped-def]
     c, c_offset, c_row, start, start_offset, start_row,
@@ -158,28 +160,35 @@ def _product(  # type: ignore[no-untyped-def]
 
 
 @stage
-def add_product(c, start, a, panels, m, n, depth):  # type: ignore[no-untyped-def]
-    """c (m, n) = start + a (m, depth) · W (depth, n), for W packed in panels; the others are matrices as above."""
+def add_product(c, start, a, panels, m, n, depth, space):  # type: ignore[no-untyped-def]
+    """c (m, n) = start + a (m, depth) · W (depth, n), for W packed in panels; the others are float32 matrices."""
+    panel = COLUMNS * in_words(panels, depth)
     numbers, offset, row = a
-    _product(*c, *start, *a, 1, panels, 0, COLUMNS * depth, COLUMNS, m, n, min(depth, MOST_DEPTH))
-    for first in range(MOST_DEPTH, depth, MOST_DEPTH):
+    for first in range(0, depth, MOST_DEPTH):
+        piece = min(depth - first, MOST_DEPTH)
+        left, left_offset, left_row = left_factor(space, numbers, offset + first, row, m, piece)
+        begun, begun_offset, begun_row = c if first else start
         _product(
-            *c, *c, numbers, offset + first, row, 1,
-            panels, first * COLUMNS, COLUMNS * depth, COLUMNS, m, n, min(depth - first, MOST_DEPTH),
+            *c, begun, begun_offset, begun_row, left, left_offset, left_row, 1,
+            panels, COLUMNS * in_words(panels, first), panel, COLUMNS, m, n, in_words(panels, piece),
         )  # fmt: skip
 
 
 @stage
-def add_outer(c, c_offset, begun, zeros, a, a_row, b, b_row, m, n, count):  # type: ignore[no-untyped-def]
+def add_outer(c, c_offset, begun, zeros, a, a_row, b, b_row, m, n, count, space):  # type: ignore[no-untyped-def]
     """c (m, n) += aᵀ b over `count` tokens, or = if it has not begun; a and b have a row per token."""
-    if begun:
-        _product(c, c_offset, n, c, c_offset, n, a, 0, 1, a_row, b, 0, COLUMNS, b_row, m, n, count)
-    else:
-        _product(c, c_offset, n, zeros, 0, 0, a, 0, 1, a_row, b, 0, COLUMNS, b_row, m, n, count)
+    depth = in_words(space, count)
+    left, left_offset, left_row = factor_of_tokens(space, 0, a, 0, a_row, m, count)
+    right, right_offset, right_row = factor_of_tokens(space, depth * left_row, b, 0, b_row, n, count)
+    start, start_offset, start_row = (c, c_offset, n) if begun else (zeros, 0, 0)
+    _product(
+        c, c_offset, n, start, start_offset, start_row, left, left_offset, 1, left_row,
+        right, right_offset, COLUMNS, right_row, m, n, depth,
+    )  # fmt: skip
 
 
-@njit()
-def pack_kernel(address):  # type: ignore[no-untyped-def]
+@product_kernels
+def pack_kernels(address, factors):  # type: ignore[no-untyped-def]
     """Bring float32 weights into panels: see `records.PACKING_JOB`."""
     p, counter = array_at(address, PACKING)[0], array_at(address, WORDS)
     jobs = array_at(address + PACKING.itemsize, PACKING_JOB)
@@ -188,21 +197,16 @@ def pack_kernel(address):  # type: ignore[no-untyped-def]
         if task >= p.tasks:
             return
         job = jobs[task]
-        source, target = array_at(job.matrix, SINGLE), array_at(job.panels, SINGLE)
-        columns = job.columns
-        if job.depth == 0:
-            for row in range(0, job.rows, LANES):
-                for column in range(0, columns, LANES):
-                    no_unroll()
-                    offset = row // COLUMNS * COLUMNS * columns + column * COLUMNS + row % COLUMNS
-                    transpose(source, row * columns + column, columns, target, offset, COLUMNS, LANES - 1)
+        source = array_at(job.matrix, SINGLE)
+        if job.rows == 1:
+            copied = array_at(job.panels, SINGLE)
+            for column in range(0, job.columns, LANES):
+                no_unroll()
+                store(copied, column, load(source, column))
+        elif job.depth == 0:
+            pack_transposed(array_at(job.panels, factors), source, job.rows, job.columns)
         else:
-            for column in range(0, columns, COLUMNS):
-                for row in range(job.rows):
-                    no_unroll()
-                    offset = column * job.depth + (job.first + row) * COLUMNS
-                    store(target, offset, load(source, row * columns + column))
-                    store(target, offset + LANES, load(source, row * columns + column + LANES))
+            pack_rows(array_at(job.panels, factors), source, job.rows, job.columns, job.depth, job.first)
 
 
 def _sum_kernel(numbers: Any) -> Any:

@@ -26,6 +26,8 @@ SUM, PACKING, PACKING_JOB = (np.empty(0, dtype) for dtype in (records.SUM, recor
 DECODE, DECODE_LAYER = np.empty(0, records.DECODE), np.empty(0, records.DECODE_LAYER)
 WORDS, BYTES = np.empty(0, np.int64), np.empty(0, np.uint8)
 SINGLE, DOUBLE = np.empty(0, np.float32), np.empty(0, np.float64)
+PAIRS = np.empty(0, np.uint32)
+"""Words with two bf16 numbers each, see `factors`."""
 
 UNBOUNDED = 2**48
 """The length that memory from an address on is given: nobody checks it."""
@@ -96,6 +98,26 @@ def specialised(function: Any, variant: records.Variant) -> Any:
             copy.__name__ = copy.__qualname__ = "_".join(map(str, (given.__name__, *map(int, variant))))
             _specialised[given, variant] = (inlined_stage if function.targetoptions.get("forceinline") else stage)(copy)
     return _specialised[given, variant]
+
+
+PRODUCTS = {"float32": SINGLE, "bf16": PAIRS}
+"""name -> the type of what the products of a kernel read."""
+
+
+def product_kernels(tasks: Callable[..., None]) -> dict[str, Any]:
+    """Decorator of `tasks(address, factors)`, which takes tasks until none is left: its kernels, by their products."""
+    body = stage(tasks)
+    return {products: _product_kernel(body, products) for products in PRODUCTS}
+
+
+def _product_kernel(tasks: Any, products: str) -> Any:
+    factors = PRODUCTS[products]
+
+    @njit(key=(tasks.__module__, tasks.__name__, products))
+    def kernel(address):  # type: ignore[no-untyped-def]
+        tasks(address, factors)
+
+    return kernel
 
 
 @intrinsic

@@ -1,6 +1,6 @@
 """The end of a language model as one autograd function, on a CPU: LayerNorm, and the product with the tokens' table.
 
-It is a block's projection (`block_forward.project_kernel`) with a vocabulary for its width. The factor goes into the
+It is a block's projection (`block_forward.project_kernels`) with a vocabulary for its width. The factor goes into the
 LayerNorm's weight and bias, where it costs nothing.
 """
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from headcode.ops.cpu import records
 from headcode.ops.cpu.block_plan import chunk_of, share_out
 from headcode.ops.cpu.launch import Area, Program, Section, Word, contiguous, kernel, record
+from headcode.ops.cpu.records import NUMBERS_PER_WORD, Products
 
 PACKED_ROWS = 512
 """Rows of the table that one task brings into panels."""
@@ -21,40 +22,47 @@ STRIPE = 128
 """Rows of the table whose gradients one task sums up, in a core's cache."""
 
 
-def token_logits(
-    x: Tensor, norm_weight: Tensor, norm_bias: Tensor, table: Tensor, epsilon: float, factor: float
-) -> Tensor:
+class LogitsCall(NamedTuple):
+    """What is to be computed, besides its numbers."""
+
+    epsilon: float
+    """Of the LayerNorm."""
+    factor: float
+    products: Products
+
+
+def token_logits(x: Tensor, norm_weight: Tensor, norm_bias: Tensor, table: Tensor, call: LogitsCall) -> Tensor:
     """LN(x) · tableᵀ · factor: (…, dim) and (vocabulary, dim) to (…, vocabulary); float32, contiguous."""
     inputs = (x, norm_weight, norm_bias, table)
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in inputs)):
-        return _forward(inputs, epsilon, factor, kept=False)[0]
-    return _Logits.apply(*inputs, epsilon, factor)
+        return _forward(inputs, call, kept=False)[0]
+    return _Logits.apply(*inputs, call)
 
 
 class _Logits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        *inputs, epsilon, factor = arguments
-        out, kept = _forward(inputs, epsilon, factor, kept=True)
+        *inputs, ctx.call = arguments
+        out, kept = _forward(inputs, ctx.call, kept=True)
         ctx.save_for_backward(*inputs, kept)
-        ctx.epsilon, ctx.factor = epsilon, factor
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         *inputs, kept = ctx.saved_tensors
         if torch.is_grad_enabled():
-            found: tuple[Any, ...] = _differentiable_gradients(inputs, grad, ctx.epsilon, ctx.factor)
+            found: tuple[Any, ...] = _differentiable_gradients(inputs, grad, ctx.call)
         else:
-            found = _backward(inputs, grad.contiguous().resolve_neg(), kept, ctx.epsilon, ctx.factor)
+            found = _backward(inputs, grad.contiguous().resolve_neg(), kept, ctx.call)
         needs = ctx.needs_input_grad
-        return (*(g if need else None for g, need in zip(found, needs, strict=False)), None, None)
+        return (*(g if need else None for g, need in zip(found, needs, strict=False)), None)
 
 
-def _differentiable_gradients(inputs: Sequence[Tensor], grad: Tensor, epsilon: float, factor: float) -> tuple[Any, ...]:
+def _differentiable_gradients(inputs: Sequence[Tensor], grad: Tensor, call: LogitsCall) -> tuple[Any, ...]:
     """For gradients that are to be differentiated themselves."""
     x, norm_weight, norm_bias, table = inputs
-    out = torch.nn.functional.layer_norm(x, norm_weight.shape, norm_weight, norm_bias, epsilon) @ (table.T * factor)
+    normed = torch.nn.functional.layer_norm(x, norm_weight.shape, norm_weight, norm_bias, call.epsilon)
+    out = normed @ (table.T * call.factor)
     wanted = [t for t in inputs if t.requires_grad]
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
     return tuple(next(found) if t.requires_grad else None for t in inputs)
@@ -71,12 +79,13 @@ class _Plan(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def _plan(tokens: int, dim: int, vocabulary: int, epsilon: float, kept: bool) -> _Plan:
+def _plan(tokens: int, dim: int, vocabulary: int, epsilon: float, kept: bool, products: Products) -> _Plan:
     """The weight and bias of the LayerNorm are bound together, as `norm` (2, dim), with the factor in them."""
     area, scratch, forward, backward = Area("kept"), Area("scratch"), Program(), Program()
     statistics, zeros = area.take(tokens, 2), area.take(vocabulary)
-    panels = area.take(vocabulary, dim), area.take(vocabulary, dim) if kept else None
-    _plan_packing(forward, vocabulary, dim, *panels)
+    words = dim // NUMBERS_PER_WORD[products]
+    panels = area.take(vocabulary, words), area.take(vocabulary, words) if kept else None
+    _plan_packing(forward, vocabulary, dim, products, *panels)
     norm = contiguous("norm", 0, (2, dim))
     norm_weight, norm_bias = norm.split(1, 1)
     sums = scratch.take(2, dim)
@@ -88,11 +97,11 @@ def _plan(tokens: int, dim: int, vocabulary: int, epsilon: float, kept: bool) ->
 
     def launch(program: Program, name: str, kernel_name: str, num_tasks: int, **fields: Word) -> None:
         words = record(records.BLOCK_PART, **given, **fields)
-        program.launch(name, kernel(*kernel_name.split(".")), words, num_tasks)
+        program.launch(name, kernel(*kernel_name.split("."), products), words, num_tasks)
 
     num_tasks, size = share_out(tokens, 0)
     out, grad, grad_x, grad_table = (Section(name, 0, (), ()) for name in ("out", "grad", "grad_x", "grad_table"))
-    project = "block_forward.project_kernel"
+    project = "block_forward.project_kernels"
     launch(
         forward,
         "project",
@@ -111,23 +120,25 @@ def _plan(tokens: int, dim: int, vocabulary: int, epsilon: float, kept: bool) ->
         for_table: dict[str, Word] = {"task_tokens": STRIPE, "chunk": chunk_of(tokens), "parts": grad_table}
         for_table |= {"grad_projected": grad}
         num_stripes = -(-vocabulary // STRIPE)
-        launch(backward, "tokens", "logits_backward.tokens_backward_kernel", num_tasks, **for_tokens)
+        launch(backward, "tokens", "logits_backward.tokens_backward_kernels", num_tasks, **for_tokens)
         backward.launch_sum("sum of norms", parts, sums)
-        launch(backward, "table", "logits_backward.table_backward_kernel", num_stripes, **for_table)
+        launch(backward, "table", "logits_backward.table_backward_kernels", num_stripes, **for_table)
     return _Plan(area, scratch, zeros, forward, backward, sums)
 
 
-def _plan_packing(program: Program, vocabulary: int, dim: int, forward: Section, backward: Section | None) -> None:
+def _plan_packing(
+    program: Program, vocabulary: int, dim: int, products: Products, forward: Section, backward: Section | None
+) -> None:
     jobs: list[Word] = []
     for first in range(0, vocabulary, PACKED_ROWS):
         rows = min(PACKED_ROWS, vocabulary - first)
         matrix: dict[str, Word] = {"matrix": Section("table", first * dim, (), ()), "rows": rows, "columns": dim}
-        part = forward._replace(start=forward.start + first * dim)
+        part = forward._replace(start=forward.start + first * forward.strides[0])
         jobs += record(records.PACKING_JOB, **matrix, panels=part)
         if backward is not None:
             jobs += record(records.PACKING_JOB, **matrix, panels=backward, depth=vocabulary, first=first)
     num_jobs = len(jobs) // len(records.PACKING_JOB.names or ())
-    program.launch("pack", kernel("gemm", "pack_kernel"), [*record(records.PACKING), *jobs], num_jobs)
+    program.launch("pack", kernel("gemm", "pack_kernels", products), [*record(records.PACKING), *jobs], num_jobs)
 
 
 def _bind_norm(inputs: Sequence[Tensor], factor: float) -> Tensor:
@@ -135,13 +146,13 @@ def _bind_norm(inputs: Sequence[Tensor], factor: float) -> Tensor:
     return torch.stack((weight.detach(), bias.detach())).mul_(factor)
 
 
-def _forward(inputs: Sequence[Tensor], epsilon: float, factor: float, *, kept: bool) -> tuple[Tensor, Tensor]:
+def _forward(inputs: Sequence[Tensor], call: LogitsCall, *, kept: bool) -> tuple[Tensor, Tensor]:
     """The logits, and what the backward pass needs besides the inputs."""
     x, _, _, table = inputs
     vocabulary, dim = table.shape
-    plan = _plan(x.numel() // dim, dim, vocabulary, epsilon, kept)
+    plan = _plan(x.numel() // dim, dim, vocabulary, call.epsilon, kept, call.products)
     filled, out = x.new_empty(plan.kept.size), x.new_empty(*x.shape[:-1], vocabulary)
-    memory = {"x": x, "table": table, "norm": _bind_norm(inputs, factor), "kept": filled, "out": out}
+    memory = {"x": x, "table": table, "norm": _bind_norm(inputs, call.factor), "kept": filled, "out": out}
     program = plan.forward.bind(memory)
     program.view(plan.zeros).zero_()
     program.run("pack")
@@ -150,16 +161,16 @@ def _forward(inputs: Sequence[Tensor], epsilon: float, factor: float, *, kept: b
 
 
 def _backward(
-    inputs: Sequence[Tensor], grad: Tensor, kept: Tensor, epsilon: float, factor: float
+    inputs: Sequence[Tensor], grad: Tensor, kept: Tensor, call: LogitsCall
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias of the LayerNorm, and table."""
     x, _, _, table = inputs
     vocabulary, dim = table.shape
-    plan = _plan(x.numel() // dim, dim, vocabulary, epsilon, True)
+    plan = _plan(x.numel() // dim, dim, vocabulary, call.epsilon, True, call.products)
     grad_x, grad_table, scratch = torch.empty_like(x), torch.empty_like(table), x.new_empty(plan.scratch.size)
-    memory = {"x": x, "norm": _bind_norm(inputs, factor), "kept": kept, "scratch": scratch}
+    memory = {"x": x, "norm": _bind_norm(inputs, call.factor), "kept": kept, "scratch": scratch}
     program = plan.backward.bind({**memory, "grad": grad, "grad_x": grad_x, "grad_table": grad_table})
     for name in ("tokens", "sum of norms", "table"):
         program.run(name)
-    grad_weight, grad_bias = (program.view(plan.norm_gradients) * factor).unbind(0)
+    grad_weight, grad_bias = (program.view(plan.norm_gradients) * call.factor).unbind(0)
     return grad_x, grad_weight, grad_bias, grad_table

@@ -6,7 +6,7 @@ Numba.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,11 @@ COLUMNS = 2 * LANES
 """Columns of a tile of a matrix product: all widths of a fused block are multiples of it."""
 BLOCK = 96
 """Keys that the attention kernels work on together, at most; measured, see docs/kernels.md."""
+
+Products = Literal["float32", "bf16"]
+"""Of a fused block: of float32 numbers, or of numbers rounded to bf16, whose sums are float32 all the same."""
+NUMBERS_PER_WORD = {"float32": 1, "bf16": 2}
+"""Of 32 bits, in what a product reads."""
 
 NONE, RMS_HEAD, SOFTMAX = range(3)
 NORM_CODES = {"none": NONE, "rms_head": RMS_HEAD, "softmax": SOFTMAX}
@@ -97,11 +102,12 @@ SUM = _record(["parts", "total", "num_parts", "size", "piece"])
 """Read by `gemm.sum_tasks`: total (size) = Σ parts (num_parts, size), `piece` numbers to a task."""
 
 PACKING = _record([])
-"""Read by `gemm.pack_kernel`: one task for each of the PACKING_JOBs that follow it."""
+"""Read by `gemm.pack_kernels`: one task for each of the PACKING_JOBs that follow it."""
 PACKING_JOB = np.dtype([(name, np.int64) for name in ("matrix", "rows", "columns", "panels", "depth", "first")])
-"""A matrix (rows, columns) and where its panels go. Depth 0: panels of the transpose, (rows/16, columns, 16), for
-products that sum over the columns. Otherwise: panels of the matrix itself, (columns/16, depth, 16), for products that
-sum over the rows, which stand there from row `first` on, because other matrices may share the panels."""
+"""A matrix (rows, columns) and where its panels go. One of a single row is copied as it is. Depth 0: panels of the
+transpose, (rows/16, columns, 16), for products that sum over the columns. Otherwise: panels of the matrix itself,
+(columns/16, depth, 16), for products that sum over the rows, which stand there from row `first` on, because other
+matrices may share the panels. Of bf16 the middle axis has half as many words, see `factors`."""
 
 LAYER_NORM = np.dtype(
     [(name, np.int64) for name in ("dim", "statistics", "norm_weight", "norm_bias")] + [("epsilon", np.float64)]

@@ -18,13 +18,13 @@ from numba import types
 from numba.extending import intrinsic, models, register_model
 
 from headcode import private_api
-from headcode.ops.cpu.records import LANES
+from headcode.ops.cpu.records import COLUMNS, LANES
 
 Builder = Any
 
 
 class Vector(types.Type):
-    """So many numbers of one floating type."""
+    """Numbers of one floating type, LANES of them unless said otherwise."""
 
     def __init__(self, dtype: Any, lanes: int = LANES) -> None:
         self.dtype, self.lanes = dtype, lanes
@@ -92,16 +92,20 @@ def _vector_pointer(builder: Builder, pointer: Any, lanes: int = LANES) -> Any:
     return builder.bitcast(pointer, ir.PointerType(ir.VectorType(element, lanes)))
 
 
+def _alignment(element: Any) -> int:
+    return 8 if isinstance(element, ir.DoubleType) else 4
+
+
 def emit_load(builder: Builder, pointer: Any, lanes: int = LANES) -> Any:
     element = pointer.type.pointee
     loaded = builder.load(_vector_pointer(builder, pointer, lanes))
-    loaded.align = 4 if isinstance(element, ir.FloatType) else 8
+    loaded.align = _alignment(element)
     return loaded
 
 
 def emit_store(builder: Builder, value: Any, pointer: Any) -> None:
     stored = builder.store(value, _vector_pointer(builder, pointer, value.type.count))
-    stored.align = 4 if isinstance(value.type.element, ir.FloatType) else 8
+    stored.align = _alignment(value.type.element)
 
 
 def emit_splat(builder: Builder, scalar: Any, lanes: int = LANES) -> Any:
@@ -126,6 +130,14 @@ def emit_muladd(builder: Builder, x: Any, y: Any, accumulator: Any) -> Any:
     return emit_intrinsic(builder, "fmuladd", x, y, accumulator)
 
 
+def emit_prefetch(builder: Builder, address: Any) -> None:
+    """Have the numbers at an address brought near, for reading and writing; there need not be any."""
+    pointer, flag = ir.PointerType(ir.IntType(8)), ir.IntType(32)
+    signature = ir.FunctionType(ir.VoidType(), [pointer, flag, flag, flag])
+    function = builder.module.declare_intrinsic("llvm.prefetch.p0i8", fnty=signature)
+    builder.call(function, [builder.bitcast(address, pointer), *(ir.Constant(flag, value) for value in (0, 3, 1))])
+
+
 def emit_rows(builder: Builder, rows: Any) -> list[Any]:
     """The vectors of a tuple."""
     return [builder.extract_value(rows, i) for i in range(rows.type.count)]
@@ -139,6 +151,27 @@ def load(lanes, typingctx, array, index):  # type: ignore[no-untyped-def]
         return emit_load(builder, emit_address(context, builder, signature.args[0], *arguments), lanes)
 
     return Vector(array.dtype, lanes)(array, types.intp), codegen
+
+
+@intrinsic
+def load_wide(typingctx, array, index):  # type: ignore[no-untyped-def]
+    """The COLUMNS numbers from array[index] on, in one vector: for long arithmetic on a processor with AVX-512."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return emit_load(builder, emit_address(context, builder, signature.args[0], *arguments), COLUMNS)
+
+    return Vector(array.dtype, COLUMNS)(array, types.intp), codegen
+
+
+@intrinsic
+def prefetch(typingctx, array, index):  # type: ignore[no-untyped-def]
+    """Have the numbers around array[index] brought near; the array may have ended before."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        emit_prefetch(builder, emit_address(context, builder, signature.args[0], *arguments))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen
 
 
 @intrinsic
@@ -163,14 +196,15 @@ def splat(lanes, typingctx, array, index):  # type: ignore[no-untyped-def]
 
 
 @by_lanes
-def constant(lanes, typingctx, array, value):  # type: ignore[no-untyped-def]
-    """A number, converted to the array's type, in every lane."""
+def constant(lanes, typingctx, like, value):  # type: ignore[no-untyped-def]
+    """A number in every lane of a vector: of the type of another vector, or with the numbers of an array."""
+    lanes = like.lanes if isinstance(like, Vector) else lanes
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         scalar = context.cast(builder, arguments[1], signature.args[1], signature.args[0].dtype)
         return emit_splat(builder, scalar, lanes)
 
-    return Vector(array.dtype, lanes)(array, value), codegen
+    return Vector(like.dtype, lanes)(like, value), codegen
 
 
 @by_lanes

@@ -113,11 +113,11 @@ def _emit_exp(builder: Builder, x: Any) -> Any:
         result = emit_muladd(builder, result, r, _number(x.type, 1 / math.factorial(i)))
     integers = ir.VectorType(ir.IntType(bits), x.type.count)
 
-    def whole(value: int) -> Any:
+    def integer(value: int) -> Any:
         return ir.Constant(integers, [value] * x.type.count)
 
-    exponent = builder.add(builder.fptosi(n, integers), whole(2 ** (bits - fraction - 2) - 1))
-    power = builder.bitcast(builder.shl(exponent, whole(fraction)), x.type)
+    exponent = builder.add(builder.fptosi(n, integers), integer(2 ** (bits - fraction - 2) - 1))
+    power = builder.bitcast(builder.shl(exponent, integer(fraction)), x.type)
     return builder.fmul(result, power)
 
 

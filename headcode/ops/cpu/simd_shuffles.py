@@ -77,7 +77,7 @@ def transpose(lanes, typingctx, source, index, stride, target, target_offset, st
         rows = []
         for row in _row_offsets(builder, lanes, index, stride, last):
             rows.append(emit_load(builder, emit_address(context, builder, signature.args[0], source, row), lanes))
-        for column in _transposed(builder, rows):
+        for column in emit_transposed(builder, rows):
             emit_store(builder, column, emit_address(context, builder, signature.args[3], target, target_offset))
             target_offset = builder.add(target_offset, step)
         return context.get_dummy_value()
@@ -97,7 +97,7 @@ def transpose_back(lanes, typingctx, source, index, step, target, target_offset,
             index = builder.add(index, step)
         offsets = _row_offsets(builder, lanes, target_offset, stride, last)
         # Backwards: what is not to be written goes where the last row is written afterwards.
-        for row, offset in reversed(list(zip(_transposed(builder, columns), offsets, strict=True))):
+        for row, offset in reversed(list(zip(emit_transposed(builder, columns), offsets, strict=True))):
             emit_store(builder, row, emit_address(context, builder, signature.args[3], target, offset))
         return context.get_dummy_value()
 
@@ -113,7 +113,7 @@ def _row_offsets(builder: Builder, lanes: int, start: Any, stride: Any, last: An
     return offsets
 
 
-def _transposed(builder: Builder, rows: list[Any]) -> list[Any]:
+def emit_transposed(builder: Builder, rows: list[Any]) -> list[Any]:
     """Interleave single lanes, then pairs, then groups of four and more."""
     lanes, distance = len(rows), 1
     while distance < lanes:
