@@ -97,6 +97,19 @@ def address_of(kernel: Any) -> int:
     return private_api.kernel_address(kernel, (types.int64,))
 
 
+def is_kept(kernel: Any) -> bool:
+    """Whether a kernel that takes one 64-bit number is in the cache on disk."""
+    from numba import types
+
+    cache = private_api.kernel_cache(kernel)
+    return isinstance(cache, _KernelCache) and cache.has((types.int64,), private_api.kernel_target(kernel))
+
+
+def may_be_kept(room: str) -> bool:
+    """Whether kernels of a room (`ops`, `tasks`) can be kept on disk, and there is a folder for them."""
+    return numba_enabled() and _sources_are_those_imported(room) and _folder(room) is not None
+
+
 class _KernelCache:
     """What a dispatcher of Numba asks of its cache: here one file per kernel, signature and processor.
 
@@ -122,6 +135,12 @@ class _KernelCache:
         _announce_compiling()
         return None
 
+    def has(self, signature: Any, target_context: Any) -> bool:
+        """Whether there is a file, whatever its state."""
+        target_context.refresh()
+        path = self._path(signature, target_context.codegen())
+        return path is not None and path.is_file()
+
     def save_overload(self, signature: Any, compiled: Any) -> None:
         with contextlib.suppress(Exception):
             path, payload = self._path(signature, compiled.library.codegen), private_api.pickle_kernel(compiled)
@@ -138,7 +157,7 @@ class _KernelCache:
         room = module.partition(".")[0]
         if self._flushed or package != __package__ or not _sources_are_those_imported(room):
             return None
-        folder = private_folder(cache_folder() / _fingerprint(room))
+        folder = _folder(room)
         # Numba's word for the processor: its name and features, or what NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say.
         processor = codegen.magic_tuple()
         line = self._function.__code__.co_firstlineno
@@ -154,6 +173,11 @@ def _announce_compiling() -> None:
         "compiling kernels for this processor: about ten seconds, once on a machine "
         "(headcode warmup compiles all of them ahead)."
     )
+
+
+def _folder(room: str) -> Path | None:
+    """Where the kernels of a room are kept; None if others could place files there."""
+    return private_folder(cache_folder() / _fingerprint(room))
 
 
 @functools.cache

@@ -23,6 +23,16 @@ def set_kernel_cache(kernel: Any, cache: Any) -> None:
     kernel._cache = cache
 
 
+def kernel_cache(kernel: Any) -> Any:
+    """What `set_kernel_cache` gave a kernel, or Numba's own."""
+    return kernel._cache
+
+
+def kernel_target(kernel: Any) -> Any:
+    """What a kernel of Numba is compiled for, as its cache is told."""
+    return kernel.targetctx
+
+
 def pickle_kernel(compiled: Any) -> bytes | None:
     """A compiled kernel in bytes; None if it holds addresses of this process, of no use to another."""
     from numba.core import serialize

@@ -87,7 +87,7 @@ def test_every_command_is_told():
     from headcode.cli import COMMANDS
 
     told = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-    listed = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("- Commands ")[1]
+    listed = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("- Commands ", 1)[1]
     for name in COMMANDS:
         assert f"headcode {name}" in told, f"no page tells of headcode {name}"
         assert f"`{name}`" in listed, f"the changelog misses {name}"

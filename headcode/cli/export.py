@@ -59,8 +59,6 @@ class Export(TaskOptions):
         print(f"wrote {self.count:,} instances to {out} ({out.stat().st_size:,} bytes)")
         print(f"card  {card_path(out)}")
         print(f"hash  {card['sha256']}")
-        if self.task == "sraven":
-            print(f"score answers with: headcode score ANSWERS --puzzles {out}")
 
     def _format_of_name(self) -> str:
         if self.out is None:

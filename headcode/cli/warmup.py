@@ -16,7 +16,7 @@ from headcode import jit
 from headcode.bench.measure import check_words
 from headcode.nn import Transformer, generate
 from headcode.ops import METHODS
-from headcode.presets import preset
+from headcode.presets import PRESETS, preset
 from headcode.processes import safe_python
 from headcode.run import RunConfig
 from headcode.train.progress import duration
@@ -27,7 +27,7 @@ BATCH, TOKENS, VOCABULARY = 2, 2, 64
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    presets: tuple[str, ...] = ("logic", "sraven", "sraven-fast", "lm-small", "lm-paper", "wikitext-authors")
+    presets: tuple[str, ...] = tuple(PRESETS)
     """Whose models: names of presets, as headcode train lists them."""
     methods: tuple[str, ...] = tuple(METHODS)
     """Any of the methods."""

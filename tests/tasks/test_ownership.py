@@ -18,6 +18,7 @@ FREE = ("tasks/", "experiments/", "presets.py")
 """Rooms that are about tasks."""
 ALLOWED = {
     "bench/tasks.py": "measures the generators and solvers of these two tasks",
+    "bench/peers.py": "measures training steps of other libraries at the sizes of these tasks",
     "bench/train.py": "measures the training step on these two tasks, for which goals were set",
     "cli/bench.py": "lm is the name of a bench",
     "explorer/puzzles.py": "the questions of one view, typed with the task that declares it",

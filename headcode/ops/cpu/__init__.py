@@ -1,6 +1,6 @@
 """The CPU room: the attention op and the fused transformer block, as kernels in Numba. A map.
 
-    Python                                          kernels (compiled at first use, found by `launch.kernel`)
+    Python                                          kernels (compiled at first use, found by `library`)
     attention.py   the op's CPU backend  ──┐
                                            ├─> attention_plan.py ──> attention_forward.py, attention_backward.py,
     block.py       a whole block as one    │                         attention_delta.py over attention_stages.py
@@ -34,7 +34,7 @@ the block's state_dict, from there to the record.
 Decoding copies nothing: its record has the addresses of the model's weights and of the cache, and `nn.decoding` sees to
 it that they are the model's still.
 
-Nothing here imports Numba before a kernel is needed: kernel modules are imported by `launch.kernel` alone. Where to
+Nothing here imports Numba before a kernel is needed: kernel modules are imported by `library` alone. Where to
 change what: docs/kernels.md.
 """
 

@@ -14,7 +14,8 @@ import torch
 
 from headcode.ops import dropout as dropout_hash
 from headcode.ops.cpu import records
-from headcode.ops.cpu.launch import Area, BoundProgram, Program, Section, Value, Word, kernel, record
+from headcode.ops.cpu.launch import Area, BoundProgram, Program, Section, Value, Word, record
+from headcode.ops.cpu.library import KernelName
 from headcode.ops.cpu.records import BLOCK, LANES, NET_CODES, NORM_CODES, Variant
 from headcode.ops.options import AttentionOptions, Problem
 from headcode.ops.registry import RMS_EPSILON
@@ -188,7 +189,7 @@ class AttentionPlan:
         self, program: Program, name: str, module: str, fields: dict[str, Word], *, tasks: int, **work: int
     ) -> None:
         words = record(records.ATTENTION, **fields, **work)
-        program.launch(name, kernel(module, "KERNELS", self.variant), words, tasks)
+        program.launch(name, KernelName(module, "KERNELS", self.variant), words, tasks)
 
     def _tasks(self, length: int, unit: int, work: int) -> dict[str, int]:
         """Cut the work into tasks of some batch entries and a stretch of `length`, a multiple of unit long."""

@@ -13,7 +13,8 @@ import torch
 
 from headcode.ops.cpu import records
 from headcode.ops.cpu.attention_plan import AttentionPlan, band_length, saved_shape
-from headcode.ops.cpu.launch import Area, Program, Section, Word, contiguous, kernel, record
+from headcode.ops.cpu.launch import Area, Program, Section, Word, contiguous, record
+from headcode.ops.cpu.library import KernelName
 from headcode.ops.cpu.records import NUMBERS_PER_WORD, Products
 from headcode.ops.options import AttentionOptions
 
@@ -105,6 +106,7 @@ class BlockPlan:
         self._plan_forward(self.forward)
         if sizes.kept:
             self._plan_backward(self.backward)
+            self.backward.compile_beside()
 
     def _plan_memory(self) -> None:
         """What the forward pass fills, most of which is kept for the backward pass; and what only that needs."""
@@ -227,7 +229,7 @@ class BlockPlan:
             for (name, width), part in zip(projection.widths.items(), parts, strict=True):
                 pack(f"{name}.bias", 1, width, part, depth=1)  # a matrix of one row stays as it is
         words = [*record(records.PACKING), *(word for job in jobs for word in job)]
-        program.launch("pack", kernel("gemm", "pack_kernels", self.sizes.products), words, len(jobs))
+        program.launch("pack", KernelName("gemm", "pack_kernels", self.sizes.products), words, len(jobs))
 
     def _plan_backward(self, program: Program) -> None:
         dim, sizes = self.sizes.dim, self.sizes
@@ -294,7 +296,8 @@ class BlockPlan:
         num_tasks, task_tokens = share_out(fields["tokens"], fields.get("part_size", 0))
         fields |= {"dim": self.sizes.dim, "task_tokens": task_tokens, "chunk": chunk_of(task_tokens)}
         words = record(records.BLOCK_PART, **fields)
-        program.launch(name, kernel(*kernel_name.split("."), self.sizes.products), words, num_tasks)
+        module, _, kernels = kernel_name.partition(".")
+        program.launch(name, KernelName(module, kernels, self.sizes.products), words, num_tasks)
 
     def _tokens(self, chosen: bool) -> dict[str, int]:
         sizes = self.sizes

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from headcode.ops.cpu import records
-from headcode.ops.cpu.launch import Area, kernel
+from headcode.ops.cpu.launch import Area
+from headcode.ops.cpu.library import KernelName, address
 from headcode.ops.cpu.records import LANES
 from headcode.ops.cpu.team import run_native_in_team
 from headcode.ops.registry import RMS_EPSILON
@@ -89,7 +90,7 @@ class DecodePlan:
         self._num_layers, self._weights = len(layers), (model, layers)  # kept where the records say they are
         self._num_weights = sum(v.numel() for w in (model, *layers) for v in w.values() if isinstance(v, Tensor))
         variant = records.Variant(sizes.norm, sizes.net, rows=LANES, wide=True, lanes=LANES, double=False)
-        self._kernel, self._rows, self._scratch = kernel("decode", "KERNELS", variant), 0, torch.empty(0)
+        self._kernel, self._rows, self._scratch = address(KernelName("decode", "KERNELS", variant)), 0, torch.empty(0)
 
     def cache_shapes(self, batch: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """(B, H, D) of a layer's keys and of its values."""

@@ -7,17 +7,16 @@ at once; `BoundProgram.run` then runs a launch, by its name, on torch's threads.
 """
 
 import functools
-import importlib
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headcode.jit import address_of
 from headcode.ops.cpu import records
+from headcode.ops.cpu.library import KernelName, address, compile_beside
 from headcode.ops.cpu.team import run_native_in_team
 
 UNIT = 16
@@ -102,16 +101,8 @@ def record(dtype: np.dtype, **fields: Word) -> list[Word]:
     return words
 
 
-@functools.cache
-def kernel(module: str, name: str, variant: Hashable = None) -> int:
-    """The address of a compiled kernel of a module of `ops.cpu`, or of one of its variants."""
-    found = getattr(importlib.import_module(f"headcode.ops.cpu.{module}"), name)
-    return address_of(found if variant is None else found[variant])
-
-
 class _Launch(NamedTuple):
-    kernel: int
-    """Its address."""
+    kernel: KernelName
     offset: int
     """Of its record among the program's words, in bytes."""
     num_tasks: int
@@ -126,7 +117,7 @@ class Program:
         self._open: list[tuple[int, str, int]] = []
         """Position of each open word, the name of its memory or value, and what is to be added, in bytes."""
 
-    def launch(self, name: str, kernel: int, words: Sequence[Word], num_tasks: int) -> None:
+    def launch(self, name: str, kernel: KernelName, words: Sequence[Word], num_tasks: int) -> None:
         """Plan a launch. `words` are those of `record`; the number of tasks goes into the record as well."""
         self.launches[name] = _Launch(kernel, 8 * len(self._words), num_tasks)
         for position, word in enumerate((0, num_tasks, *words[2:]), len(self._words)):
@@ -142,7 +133,7 @@ class Program:
         """Plan a sum over the first axis of `parts`, always in the same order."""
         num_parts, size = parts.shape[0], math.prod(parts.shape[1:])
         words = record(records.SUM, parts=parts, total=total, num_parts=num_parts, size=size, piece=PIECE)
-        self.launch(name, kernel("gemm", "SUM_KERNELS", parts.dtype == torch.float64), words, -(-size // PIECE))
+        self.launch(name, KernelName("gemm", "SUM_KERNELS", parts.dtype == torch.float64), words, -(-size // PIECE))
 
     def bind(self, memory: Mapping[str, Tensor], **values: int) -> "BoundProgram":
         """The launches of one call, with this memory and these values."""
@@ -150,7 +141,16 @@ class Program:
         words = template.copy()
         known = [values[name] if name in values else memory[name].data_ptr() for name in names]
         words[positions] = np.array(known, np.int64)[indices] + offsets
-        return BoundProgram(self.launches, words, memory)
+        return BoundProgram(self, words, memory)
+
+    @functools.cached_property
+    def addresses(self) -> dict[str, int]:
+        """Of the launches' kernels, compiled when they are first asked for."""
+        return {name: address(launch.kernel) for name, launch in self.launches.items()}
+
+    def compile_beside(self) -> None:
+        """This program will be needed soon: have another process compile what it lacks."""
+        compile_beside(launch.kernel for launch in self.launches.values())
 
     @functools.cached_property
     def _compiled(self) -> tuple[np.ndarray, np.ndarray, list[str], np.ndarray, np.ndarray]:
@@ -163,14 +163,15 @@ class Program:
 class BoundProgram:
     """A program with its addresses, to be run once: kernels count their tasks in their records."""
 
-    def __init__(self, launches: dict[str, _Launch], words: np.ndarray, memory: Mapping[str, Tensor]) -> None:
-        self._launches, self._words, self._memory = launches, words, memory
+    def __init__(self, program: Program, words: np.ndarray, memory: Mapping[str, Tensor]) -> None:
+        self._launches, self._addresses = program.launches, program.addresses
+        self._words, self._memory = words, memory
         self._start: int = words.__array_interface__["data"][0]
         self._num_threads = torch.get_num_threads()
 
     def run(self, name: str) -> None:
-        kernel, offset, num_tasks = self._launches[name]
-        run_native_in_team(kernel, self._start + offset, min(self._num_threads, num_tasks))
+        _, offset, num_tasks = self._launches[name]
+        run_native_in_team(self._addresses[name], self._start + offset, min(self._num_threads, num_tasks))
 
     def view(self, section: Section) -> Tensor:
         return section.of(self._memory[section.memory])

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from headcode.ops.cpu import records
 from headcode.ops.cpu.block_plan import chunk_of, share_out
-from headcode.ops.cpu.launch import Area, Program, Section, Word, contiguous, kernel, record
+from headcode.ops.cpu.launch import Area, Program, Section, Word, contiguous, record
+from headcode.ops.cpu.library import KernelName
 from headcode.ops.cpu.records import NUMBERS_PER_WORD, Products
 
 PACKED_ROWS = 512
@@ -97,7 +98,8 @@ def _plan(tokens: int, dim: int, vocabulary: int, epsilon: float, kept: bool, pr
 
     def launch(program: Program, name: str, kernel_name: str, num_tasks: int, **fields: Word) -> None:
         words = record(records.BLOCK_PART, **given, **fields)
-        program.launch(name, kernel(*kernel_name.split("."), products), words, num_tasks)
+        module, _, kernels = kernel_name.partition(".")
+        program.launch(name, KernelName(module, kernels, products), words, num_tasks)
 
     num_tasks, size = share_out(tokens, 0)
     out, grad, grad_x, grad_table = (Section(name, 0, (), ()) for name in ("out", "grad", "grad_x", "grad_table"))
@@ -138,7 +140,7 @@ def _plan_packing(
         if backward is not None:
             jobs += record(records.PACKING_JOB, **matrix, panels=backward, depth=vocabulary, first=first)
     num_jobs = len(jobs) // len(records.PACKING_JOB.names or ())
-    program.launch("pack", kernel("gemm", "pack_kernels", products), [*record(records.PACKING), *jobs], num_jobs)
+    program.launch("pack", KernelName("gemm", "pack_kernels", products), [*record(records.PACKING), *jobs], num_jobs)
 
 
 def _bind_norm(inputs: Sequence[Tensor], factor: float) -> Tensor:

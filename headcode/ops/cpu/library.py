@@ -1,0 +1,108 @@
+"""Kernels by their names, compiled when their address is asked for; on an empty cache by two processes at once.
+
+Numba compiles one kernel at a time in a process. A first training step needs those of the forward pass, and a moment
+later those of the backward pass: `compile_beside` has another process compile the latter meanwhile, which leaves them
+in the cache on disk. It says which one it begins; this process takes the last of the others rather than wait. Whatever
+happens to it costs time only: what is not on disk is compiled here.
+"""
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Hashable, Iterable
+from typing import Any, NamedTuple
+
+from headcode.jit import address_of, is_kept, may_be_kept
+from headcode.ops.cpu.records import Variant
+from headcode.processes import safe_python
+
+POLL = 0.02
+"""Seconds."""
+
+
+class KernelName(NamedTuple):
+    """Where a kernel is found: a module of `ops.cpu`, a name in it, and which of the kernels there if they are many."""
+
+    module: str
+    name: str
+    variant: Hashable = None
+
+    def find(self) -> Any:
+        found = getattr(importlib.import_module(f"headcode.ops.cpu.{self.module}"), self.name)
+        return found if self.variant is None else found[self.variant]
+
+
+class _Helper:
+    """Another process that compiles kernels, in their order."""
+
+    def __init__(self, kernels: list[KernelName]) -> None:
+        self._left = list(kernels)
+        """Those that nobody has begun, as far as is known."""
+        command = [*safe_python(), "-m", __name__, json.dumps(kernels)]
+        nowhere = subprocess.DEVNULL
+        self._process = subprocess.Popen(command, stdin=nowhere, stdout=subprocess.PIPE, stderr=nowhere)
+        assert self._process.stdout is not None
+        self._pipe, self._said = self._process.stdout.fileno(), ""
+        os.set_blocking(self._pipe, False)
+
+    def wait_for(self, kernel: KernelName) -> None:
+        """Until that kernel is on disk or nobody compiles it; in the meantime others are compiled here."""
+        while not is_kept(kernel.find()):
+            self._note_begun()
+            if kernel in self._left:
+                self._left.remove(kernel)
+                return
+            if self._left:
+                address_of(self._left.pop().find())
+            elif self._process.poll() is not None:
+                return
+            else:
+                time.sleep(POLL)
+
+    def _note_begun(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._said += os.read(self._pipe, 2**16).decode()
+        self._left = [kernel for kernel in self._left if f"{kernel}\n" not in self._said]
+
+
+_helpers: dict[KernelName, _Helper] = {}
+
+
+@functools.cache
+def address(kernel: KernelName) -> int:
+    """The address of a kernel, from the cache on disk or compiled now."""
+    if helper := _helpers.pop(kernel, None):
+        helper.wait_for(kernel)
+    return address_of(kernel.find())
+
+
+def compile_beside(kernels: Iterable[KernelName]) -> None:
+    """Have another process compile those of these kernels that are not on disk, while this one does something else."""
+    if (os.cpu_count() or 1) < 2 or not may_be_kept("ops"):
+        return
+    missing = [k for k in dict.fromkeys(kernels) if k not in _helpers and not is_kept(k.find())]
+    if len(missing) < 2:
+        return
+    try:
+        helper = _Helper(missing)
+    except OSError:
+        return
+    _helpers.update(dict.fromkeys(missing, helper))
+
+
+def main(words: str) -> None:
+    """Compile kernels, unless another process was faster."""
+    for module, name, variant in json.loads(words):
+        kernel = KernelName(module, name, Variant(*variant) if isinstance(variant, list) else variant)
+        if not is_kept(kernel.find()):
+            print(kernel, flush=True)
+            address(kernel)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
