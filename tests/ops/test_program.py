@@ -9,6 +9,7 @@ import torch
 from headcode.ops import cpu
 from headcode.ops.cpu import records
 from headcode.ops.cpu.launch import UNIT, Area, Program, Section, Value, contiguous, record
+from headcode.ops.cpu.library import KernelName
 
 pytestmark = pytest.mark.skipif(bool(cpu.NO_KERNELS), reason=f"no kernels: {cpu.NO_KERNELS}")
 
@@ -40,8 +41,8 @@ def test_sections_are_the_views_that_torch_makes():
 def test_addresses_and_values_are_bound_and_everything_else_stays():
     program = Program()
     section = Section("given", 3, (2,), (1,), torch.float64)
-    program.launch("first", 4711, [0, 0, 5, contiguous("other", 2, (4,))], 7)
-    program.launch("second", 4712, [0, 0, section, 0.5, Value("stream")], 3)
+    program.launch("first", KernelName("none", "first"), [0, 0, 5, contiguous("other", 2, (4,))], 7)
+    program.launch("second", KernelName("none", "second"), [0, 0, section, 0.5, Value("stream")], 3)
     for stream in (2**31, 5):
         memory = {"given": torch.zeros(6, dtype=torch.float64), "other": torch.zeros(6), "unused": torch.zeros(1)}
         bound = program.bind(memory, stream=stream)

@@ -164,14 +164,14 @@ class BoundProgram:
     """A program with its addresses, to be run once: kernels count their tasks in their records."""
 
     def __init__(self, program: Program, words: np.ndarray, memory: Mapping[str, Tensor]) -> None:
-        self._launches, self._addresses = program.launches, program.addresses
-        self._words, self._memory = words, memory
+        self._program, self._words, self._memory = program, words, memory
         self._start: int = words.__array_interface__["data"][0]
         self._num_threads = torch.get_num_threads()
 
     def run(self, name: str) -> None:
-        _, offset, num_tasks = self._launches[name]
-        run_native_in_team(self._addresses[name], self._start + offset, min(self._num_threads, num_tasks))
+        _, offset, num_tasks = self._program.launches[name]
+        kernel = self._program.addresses[name]
+        run_native_in_team(kernel, self._start + offset, min(self._num_threads, num_tasks))
 
     def view(self, section: Section) -> Tensor:
         return section.of(self._memory[section.memory])
