@@ -189,7 +189,8 @@ class CompiledDecoding:
                     not is_usable(buffer) or (batch, heads, width) != (*buffer.shape[:2], buffer.shape[3])
                 ):
                     return False
-            keys, values = layer.reserve(*(torch.empty(()).expand(b, heads, new, width) for b, heads, width in shapes))
+            number = torch.empty((), dtype=torch.float32, device="cpu")
+            keys, values = layer.reserve(*(number.expand(b, heads, new, width) for b, heads, width in shapes))
             self._plan.set_cache(index, keys, values)
             self._known[index] = keys, values, keys.shape[2], batch
         return True
@@ -205,6 +206,6 @@ class CompiledDecoding:
                 return None
             if state is not None and not (is_usable(state) and tuple(state.shape) == shape):
                 return None
-            states.append(torch.empty(shape))
+            states.append(torch.empty(shape, dtype=torch.float32, device="cpu"))
             self._plan.set_state(index, state, states[-1])
         return states

@@ -66,7 +66,7 @@ def position_tables(model: Transformer) -> Any:
 @functools.lru_cache(maxsize=8)
 def _rotations(width: int, length: int) -> Tensor:
     """(length, width): cosines and sines of each position, which `rotate` makes of pairs (1, 0)."""
-    pairs = torch.tensor([1.0, 0.0], device="cpu").repeat_interleave(width // 2)
+    pairs = torch.tensor([1.0, 0.0], dtype=torch.float32, device="cpu").repeat_interleave(width // 2)
     return rotate(pairs.expand(1, 1, length, width), 0)[0, 0].contiguous()
 
 

@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headcode import capture_codes
-from headcode.nn import Transformer, edit_codes, generate, why_decoded_op_by_op
+from headcode.nn import Transformer, decoding_weights, edit_codes, generate, why_decoded_op_by_op
 from headcode.presets import preset
 from tests.nn.test_decoding import decode, decoder, tokens
 from tests.support.adapters import CHANGES, LowRankTable, adapted, merged
@@ -247,6 +247,28 @@ def test_a_cache_of_other_numbers_is_for_the_layers(compiled):
     given = decode(model, x[:, 5:], [1], cache=cache)
     assert compiled == [True, True, False]
     assert distance(given, decode(exact(model), x, [6])[:, 5:]) < 1e-5
+
+
+@pytest.mark.parametrize("setting", [torch.float64, torch.bfloat16, "meta"], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"position": "rotary"}, {"position": "sinusoidal"}, {"method": "linear", "position": "none"}]
+)
+def test_torchs_default_dtype_and_device_are_not_the_models(setting, changes, compiled):
+    model, x = decoder(**changes), tokens(2, 9)
+    expected = decode(exact(model), x, [9])
+    compiled.clear()
+    decoding_weights._rotations.cache_clear()
+    decoding_weights._sinusoids.cache_clear()
+    set_default = torch.set_default_device if setting == "meta" else torch.set_default_dtype
+    set_default(setting)
+    try:
+        given = [decode(model, x, [5, 1, 3], recurrent) for recurrent in {False, "method" in changes}]
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert all(compiled)
+    for logits in given:
+        assert logits.dtype is torch.float32 and logits.device.type == "cpu" and distance(logits, expected) < 1e-5
 
 
 def test_presets_language_models_are_served():
