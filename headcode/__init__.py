@@ -41,7 +41,7 @@ _ROOMS = {
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         value = getattr(importlib.import_module(f"{__name__}.{_ROOMS[name]}"), name)
-    elif not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
+    elif name.isidentifier() and not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
         value = importlib.import_module(f"{__name__}.{name}")  # headcode.tasks, without an import of its own
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

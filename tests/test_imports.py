@@ -121,6 +121,11 @@ def test_public_names_and_rooms_come_when_they_are_used():
         _ = headcode.dodo
 
 
+@pytest.mark.parametrize("name", ["dodo", "_dodo", "x.y", "cli.train", "tasks..x", ""])
+def test_what_is_no_name_of_the_package_is_an_attribute_error(name):
+    assert not hasattr(headcode, name)
+
+
 def test_a_training_run_does_not_import_the_compiler_of_torch(tmp_path):
     code = """
 import sys

@@ -29,6 +29,7 @@ _SETTINGS = operator.attrgetter(
     *("recurrent", "backend", "num_heads"),
 )
 """Of an attention layer: all that decides what it computes, besides its weights."""
+_EPSILON = operator.attrgetter("eps")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 MOST_TOKENS = 256
 """In one call, of all sequences together: attention of many more is sooner done by the kernels for whole sequences."""
@@ -49,7 +50,10 @@ def decode_compiled(
         return None
     if queries is not None and (type(queries) is not slice or queries.step not in (None, 1)):
         return None
-    kept = range(x.shape[1])[slice(None) if queries is None else queries]
+    try:
+        kept = range(x.shape[1])[slice(None) if queries is None else queries]
+    except TypeError:
+        return None
     if not kept:
         return None
     step = cache.compiled
@@ -103,6 +107,7 @@ class CompiledDecoding:
         self._held = self._now_held()
         self._weights = [weight for weight in self._held if isinstance(weight, Tensor)]
         self._attentions = [part for part in self._parts if type(part) is HyperAttention]
+        self._norms = [part for part in self._parts if hasattr(part, "eps")]
         self._plan = make_plan(model)
         self._facts = self._now_true()  # after the plan, which refuses tensors without addresses
         self._tables, self._num_positions = position_tables(model), 0
@@ -132,7 +137,8 @@ class CompiledDecoding:
         """What can change of a part or of a weight that stays the same object."""
         places, kinds = list(map(Tensor.data_ptr, self._weights)), list(map(type, self._parts))
         # Observers are a list that changes in place.
-        return places, kinds, [(len(observers), *rest) for observers, *rest in map(_SETTINGS, self._attentions)]
+        settings = [(len(observers), *rest) for observers, *rest in map(_SETTINGS, self._attentions)]
+        return places, kinds, settings, list(map(_EPSILON, self._norms))
 
     def run(self, x: Tensor, kept: range, padding: Tensor | None, cache: DecodingCache) -> Tensor | None:
         """The logits, with the cache extended; None if the kernel cannot use this cache or padding."""
@@ -189,7 +195,8 @@ class CompiledDecoding:
                     not is_usable(buffer) or (batch, heads, width) != (*buffer.shape[:2], buffer.shape[3])
                 ):
                     return False
-            keys, values = layer.reserve(*(torch.empty(()).expand(b, heads, new, width) for b, heads, width in shapes))
+            number = torch.empty((), dtype=torch.float32, device="cpu")
+            keys, values = layer.reserve(*(number.expand(b, heads, new, width) for b, heads, width in shapes))
             self._plan.set_cache(index, keys, values)
             self._known[index] = keys, values, keys.shape[2], batch
         return True
@@ -205,6 +212,6 @@ class CompiledDecoding:
                 return None
             if state is not None and not (is_usable(state) and tuple(state.shape) == shape):
                 return None
-            states.append(torch.empty(shape))
+            states.append(torch.empty(shape, dtype=torch.float32, device="cpu"))
             self._plan.set_state(index, state, states[-1])
         return states

@@ -66,7 +66,7 @@ def position_tables(model: Transformer) -> Any:
 @functools.lru_cache(maxsize=8)
 def _rotations(width: int, length: int) -> Tensor:
     """(length, width): cosines and sines of each position, which `rotate` makes of pairs (1, 0)."""
-    pairs = torch.tensor([1.0, 0.0], device="cpu").repeat_interleave(width // 2)
+    pairs = torch.tensor([1.0, 0.0], dtype=torch.float32, device="cpu").repeat_interleave(width // 2)
     return rotate(pairs.expand(1, 1, length, width), 0)[0, 0].contiguous()
 
 
@@ -110,6 +110,8 @@ def _check(model: Transformer) -> tuple[str, str]:
     norm, value_net = resolve_method(config.method, config.norm, config.value_net)
     if norm not in cpu.NORM_CODES or value_net not in cpu.NET_CODES or config.pooling != "sum":
         raise NotServed(f"the kernel has no norm {norm!r} with value net {value_net!r} and pooling {config.pooling!r}")
+    if len(model.layers()) != config.num_layers or (model.output_proj is None) != (config.output_dim is None):
+        raise NotServed("layers, or the last projection, were taken away or added")
     expected = (norm, value_net, config.pooling, config.attention_position, config.num_heads, True)
     for block in model.layers():
         attention = block.attention
@@ -118,6 +120,10 @@ def _check(model: Transformer) -> tuple[str, str]:
         found = (attention.norm, attention.value_net, attention.pooling, attention.position, attention.num_heads)
         if (*found, attention.causal) != expected:
             raise NotServed("a layer was changed to another method than the model's")
+        if any((part is None) == config.qk_norm for part in (attention.query_norm, attention.key_norm)):
+            raise NotServed("norms of queries and keys were taken away or added")
+        if attention.relative_bias is not None and config.attention_position != "relative":
+            raise NotServed("a relative bias was added")
         if attention.backend not in BACKENDS or getattr(block.feedforward, "backend", "auto") not in BACKENDS:
             raise NotServed(f"the backend {attention.backend!r} was asked for")
         if attention.training and attention.dropout:
@@ -140,7 +146,7 @@ def make_plan(model: Transformer) -> DecodePlan:
         weights |= _linear("output", model.output_proj, config.output_dim or 0, config.dim)
     weights |= _layer_norm("final_norm", model.final_norm, config.dim)
     if model.positions is not None:
-        _weight(model, "positions", *model.positions.shape)
+        _weight(model, "positions", len(model.positions), config.dim)
     banded = config.attention_position == "relative"
     if banded:
         weights["buckets"] = _buckets(config.max_length)
@@ -183,7 +189,7 @@ def _layer_weights(block: Any, config: ModelConfig) -> Weights:
     for name in ("query", "key") if config.qk_norm else ():
         part = getattr(attention, f"{name}_norm")
         weights[f"{name}_norm"] = _weight(part, "weight", config.qk_dim // config.num_heads)
-        weights[f"{name}_epsilon"] = torch.finfo(torch.float32).eps if part.eps is None else part.eps
+        weights[f"{name}_epsilon"] = torch.finfo(torch.float32).eps if part.eps is None else float(part.eps)
     return weights
 
 
@@ -196,7 +202,7 @@ def _linear(name: str, part: nn.Module, rows: int, columns: int) -> Weights:
 
 def _layer_norm(name: str, part: nn.LayerNorm, dim: int) -> Weights:
     weights = {f"{name}.norm_{kind}": _weight(part, kind, dim) for kind in ("weight", "bias")}
-    return {**weights, f"{name}.epsilon": part.eps}
+    return {**weights, f"{name}.epsilon": float(part.eps)}  # a whole number would be written as one
 
 
 def _weight(part: nn.Module, name: str, *shape: int) -> Tensor:

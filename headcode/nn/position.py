@@ -97,6 +97,6 @@ def sinusoidal_positions(length: int, dim: int, first_position: int = 0, device:
     exponent = torch.arange(half, device=device, dtype=torch.float32) / max(half - 1, 1)
     frequencies = torch.exp(-math.log(10_000.0) * exponent)
     angles = (torch.arange(length, device=device, dtype=torch.float32) + first_position)[:, None] * frequencies
-    table = torch.zeros(length, dim, device=device)
+    table = torch.zeros(length, dim, device=device, dtype=torch.float32)
     table[:, :half], table[:, half : 2 * half] = angles.sin(), angles.cos()
     return table

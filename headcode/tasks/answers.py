@@ -30,7 +30,7 @@ from headcode.files import is_count, open_regular, parse_json, read_object
 from headcode.tasks import oracle
 from headcode.tasks.sraven import SRaven
 from headcode.tasks.sraven_rules import RULE_NAMES
-from headcode.tasks.variants import variant_names, variant_puzzles
+from headcode.tasks.variants import MOST_VARIANTS, variant_names, variant_puzzles
 
 VERSION = 1
 LONGEST_LINE = 100_000
@@ -59,7 +59,8 @@ def read_card(path: Path) -> Export:
             f"{path} is not the card of exported SRAVEN puzzles; give the file or card of headcode export."
         )
     numbers: list[Any] = [card.get("start"), card.get("count"), card.get("variants", 1)]
-    if not all(is_count(number) for number in numbers) or not isinstance(split, str) or numbers[1] == 0:
+    sensible = all(is_count(number) for number in numbers) and numbers[1] > 0 and 1 <= numbers[2] <= MOST_VARIANTS
+    if not sensible or not isinstance(split, str):
         raise ValueError(f"{path} does not say which puzzles of which split it stands for; export them again.")
     task = SRaven.from_dict(config)
     if task.fingerprint(split, numbers[1], numbers[0]) != sha256:
@@ -126,15 +127,22 @@ def _rows(path: Path, sha256: str) -> Iterator[tuple[int, dict[str, Any]]]:
                     raise ValueError(f"{path}, line {number}: an answer is an object with instance and answer.")
                 yield number, row
             return
-        columns = next(csv.reader([first]), [])
+        columns = _cells(path, number, first)
         if not {"sha256", "instance", "answer"} <= set(columns):
             raise ValueError(_how_to_begin(path, sha256))
         for number, text in lines:
-            cells: dict[str, Any] = dict(zip(columns, next(csv.reader([text])), strict=False))
+            cells: dict[str, Any] = dict(zip(columns, _cells(path, number, text), strict=False))
             _check_hash(path, cells.get("sha256"), sha256)
             for name in {"instance", "variant"} & cells.keys():
                 cells[name] = int(cells[name]) if cells[name].isdecimal() and len(cells[name]) < 20 else None
             yield number, cells
+
+
+def _cells(path: Path, number: int, text: str) -> list[str]:
+    try:
+        return next(csv.reader([text]), [])
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {number} is no line of CSV: {error}.") from None
 
 
 def _lines(path: Path, lines: Iterator[bytes]) -> Iterator[tuple[int, str]]:
@@ -169,7 +177,7 @@ def _numbers(answer: Any, task: SRaven, names: list[str] | None) -> list[int] | 
     if not isinstance(words, list) or len(words) != task.num_features:
         return None
     letters = {name: value for value, name in enumerate(names or ())}
-    values = [letters.get(word, word) for word in words] if all(isinstance(word, (str, int)) for word in words) else []
+    values = [letters.get(word, word) for word in words] if all(type(word) in (str, int) for word in words) else []
     try:
         numbers = [int(value) for value in values]
     except ValueError:

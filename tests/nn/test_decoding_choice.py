@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headcode import capture_codes
-from headcode.nn import Transformer, edit_codes, generate, why_decoded_op_by_op
+from headcode.nn import Transformer, decoding_weights, edit_codes, generate, why_decoded_op_by_op
 from headcode.presets import preset
 from tests.nn.test_decoding import decode, decoder, tokens
 from tests.support.adapters import CHANGES, LowRankTable, adapted, merged
@@ -64,6 +64,10 @@ def replace_a_block(model):
     model.blocks[1] = copy.deepcopy(model.blocks[0])
 
 
+def change_an_epsilon(model):
+    model.final_norm.eps = 1000  # a whole number
+
+
 def lose_a_bias(model):
     model.blocks[0].attention.key_proj.bias = None
 
@@ -80,6 +84,7 @@ def lose_a_bias(model):
         replace_a_part,
         replace_a_block,
         lose_a_bias,
+        change_an_epsilon,
     ],
 )
 def test_weights_that_change_are_read_anew(change, method, compiled, monkeypatch):
@@ -129,6 +134,48 @@ def test_what_is_watched_or_replaced_goes_through_the_layers(change, compiled, m
     torch.manual_seed(1)
     expected = by_layers(copy.deepcopy(model), change, x, monkeypatch)
     assert distance(given, expected.double()) < 1e-5
+
+
+def drop_a_layer(model):
+    model.blocks = model.blocks[:1]
+
+
+def tie_the_outputs(model):
+    model.output_proj = None
+
+
+def normalise_no_queries(model):
+    for block in model.blocks:
+        block.attention.query_norm = block.attention.key_norm = None
+
+
+def normalise_queries(model):
+    for block in model.blocks:
+        block.attention.query_norm, block.attention.key_norm = nn.RMSNorm(8), nn.RMSNorm(8)
+
+
+@pytest.mark.parametrize(
+    ("change", "changes"),
+    [
+        (drop_a_layer, {}),
+        (tie_the_outputs, {"output_dim": 80}),
+        (normalise_no_queries, {"qk_norm": True}),
+        (normalise_queries, {}),
+    ],
+)
+def test_parts_that_the_config_does_not_know_go_through_the_layers(change, changes, compiled):
+    model, x = decoder(method="hyla", position="rotary", **changes), tokens(2, 7)
+    change(model)
+    with torch.no_grad():
+        expected = model(x)
+    assert distance(decode(model, x, [5, 1, 1]), expected.double()) < 1e-5
+    assert compiled == [False] * 3
+
+
+def test_queries_that_are_no_range_are_for_the_layers_to_refuse():
+    model, x = decoder(method="hyla"), tokens(1, 3)
+    with torch.no_grad(), pytest.raises(ValueError, match="a slice of integers"):
+        model(x, queries=slice(0.5, None), cache=model.new_cache())
 
 
 @pytest.mark.parametrize("setting", ["backend", "training"])
@@ -247,6 +294,28 @@ def test_a_cache_of_other_numbers_is_for_the_layers(compiled):
     given = decode(model, x[:, 5:], [1], cache=cache)
     assert compiled == [True, True, False]
     assert distance(given, decode(exact(model), x, [6])[:, 5:]) < 1e-5
+
+
+@pytest.mark.parametrize("setting", [torch.float64, torch.bfloat16, "meta"], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"position": "rotary"}, {"position": "sinusoidal"}, {"method": "linear", "position": "none"}]
+)
+def test_torchs_default_dtype_and_device_are_not_the_models(setting, changes, compiled):
+    model, x = decoder(**changes), tokens(2, 9)
+    expected = decode(exact(model), x, [9])
+    compiled.clear()
+    decoding_weights._rotations.cache_clear()
+    decoding_weights._sinusoids.cache_clear()
+    set_default = torch.set_default_device if setting == "meta" else torch.set_default_dtype
+    set_default(setting)
+    try:
+        given = [decode(model, x, [5, 1, 3], recurrent) for recurrent in {False, "method" in changes}]
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert all(compiled)
+    for logits in given:
+        assert logits.dtype is torch.float32 and logits.device.type == "cpu" and distance(logits, expected) < 1e-5
 
 
 def test_presets_language_models_are_served():

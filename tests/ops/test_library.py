@@ -62,6 +62,28 @@ def test_nothing_is_started_for_kernels_that_are_there(monkeypatch):
     library.compile_beside([KernelName("no", "such"), KernelName("no", "other")])
 
 
+def test_nothing_is_started_for_kernels_that_cannot_be_kept_but_are_compiled(monkeypatch):
+    """A new shape asks for the same kernels again, and the disk is full."""
+    monkeypatch.setattr(library.subprocess, "Popen", None)
+    kernels = [KernelName("gemm", "SUM_KERNELS", double) for double in (False, True)]
+    for kernel in kernels:
+        library.address(kernel)
+    monkeypatch.setattr(library, "may_be_kept", lambda room: True)
+    monkeypatch.setattr(library, "is_kept", lambda kernel: False)
+    library.compile_beside(kernels)
+
+
+@pytest.mark.parametrize(("executable", "frozen"), [(None, False), ("", False), (sys.executable, True)])
+def test_nothing_is_started_where_python_is_inside_another_program(monkeypatch, executable, frozen):
+    monkeypatch.setattr(library.subprocess, "Popen", None)
+    monkeypatch.setattr(library, "may_be_kept", lambda room: True)
+    monkeypatch.setattr(library, "is_kept", lambda kernel: False)
+    monkeypatch.setattr(KernelName, "find", lambda kernel: kernel.name)
+    monkeypatch.setattr(sys, "executable", executable)
+    monkeypatch.setattr(sys, "frozen", frozen, raising=False)
+    library.compile_beside([KernelName("no", "such"), KernelName("no", "other")])
+
+
 class Process:
     def __init__(self, alive):
         self.alive = alive
@@ -120,3 +142,12 @@ def test_a_process_that_died_is_not_waited_for(helper):
     helper._process = Process(alive=False)
     helper.wait_for(helper.kernels["a"])
     assert helper.here == [] and helper.kept == set()
+
+
+def test_a_process_that_hangs_is_not_waited_for_without_end(helper, monkeypatch):
+    for name in "abcd":
+        helper.say(name)
+    slept = []
+    monkeypatch.setattr(library.time, "sleep", lambda seconds: slept.append(seconds) or len(slept) < 10_000 or 1 / 0)
+    helper.wait_for(helper.kernels["a"])
+    assert helper.here == [] and 50 < sum(slept) < 70

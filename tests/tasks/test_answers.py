@@ -130,7 +130,21 @@ def test_csv_says_the_same_as_json(puzzles, exported, tmp_path):
     assert (lines[:, INSTANCES % 3 == 0] == -1).all() and (lines[:, INSTANCES % 3 != 0] >= 0).all()
 
 
-NO_PANELS = [None, 5, {}, [], [1, 2], [1, 2, 8], [1, -2, 3], [1, "x", 3], [[1], 2, 3], [1.5, 2, 3], "1 2", "a b c"]
+NO_PANELS = [
+    None,
+    5,
+    {},
+    [],
+    [1, 2],
+    [1, 2, 8],
+    [1, -2, 3],
+    [1, "x", 3],
+    [[1], 2, 3],
+    [1.5, 2, 3],
+    [True, 2, 3],
+    "1 2",
+    "a b c",
+]
 
 
 @pytest.mark.parametrize("answer", NO_PANELS)
@@ -160,6 +174,8 @@ BROKEN = {
     "endless line": (lambda lines: [*lines, " " * 200_000], "more than 100,000 characters"),
     "csv hash": (lambda lines: ["sha256,instance,answer", "x,11,1 2 3"], "its sha256 is 'x'"),
     "csv words": (lambda lines: ["sha256,instance,answer", f"{lines[0][-66:-2]},eleven,1 2 3"], "from 0 on, got None"),
+    "csv return": (lambda lines: ["sha256,instance,answer\ra,11,1 2 3"], "1 is no line of CSV"),
+    "csv returns": (lambda lines: ["sha256,instance,answer", f"{lines[0][-66:-2]},11,1\r2 3"], "2 is no line of CSV"),
 }  # fmt: skip
 
 
@@ -168,7 +184,7 @@ def test_a_broken_file_is_one_sentence(puzzles, exported, tmp_path, capsys, case
     change, sentence = BROKEN[case]
     lines = change(lines_of(exported, answered(puzzles, lambda prompt: prompt["answer"])))
     path = tmp_path / "a.txt"
-    path.write_text("\n".join(lines) + "\n")
+    path.write_bytes("\n".join([*lines, ""]).encode())
     with pytest.raises(SystemExit) as stopped:
         main(["score", str(path), "--puzzles", str(puzzles)])
     error = capsys.readouterr().err
@@ -197,6 +213,8 @@ def test_ten_gigabytes_are_not_read(exported, tmp_path):
         ({"task": "logic"}, "is not the card of exported SRAVEN puzzles"),
         ({"config": 5}, "is not the card"),
         ({"count": 0}, "does not say which puzzles"),
+        ({"variants": 0}, "does not say which puzzles"),
+        ({"variants": 10**12}, "does not say which puzzles"),
         ({"count": 102}, "have another one"),
         ({"split": "iid"}, "have another one"),
         ({"sha256": "ab"}, "have another one"),

@@ -90,7 +90,7 @@ class DecodePlan:
         self._num_layers, self._weights = len(layers), (model, layers)  # kept where the records say they are
         self._num_weights = sum(v.numel() for w in (model, *layers) for v in w.values() if isinstance(v, Tensor))
         variant = records.Variant(sizes.norm, sizes.net, rows=LANES, wide=True, lanes=LANES, double=False)
-        self._kernel, self._rows, self._scratch = address(KernelName("decode", "KERNELS", variant)), 0, torch.empty(0)
+        self._kernel, self._rows, self._scratch = address(KernelName("decode", "KERNELS", variant)), 0, _empty(0)
 
     def cache_shapes(self, batch: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """(B, H, D) of a layer's keys and of its values."""
@@ -127,7 +127,7 @@ class DecodePlan:
         batch, new = tokens.shape
         if batch * new > self._rows:
             self._allocate(batch * new)
-        logits = torch.empty(batch, len(kept), self._sizes.outputs)
+        logits = _empty(batch, len(kept), self._sizes.outputs)
         num_threads = torch.get_num_threads() if self._num_weights * batch * new > SMALL else 1
         _CALL.pack_into(
             self._words,
@@ -149,7 +149,7 @@ class DecodePlan:
         widths |= {"hidden": sizes.hidden_width, "inner": sizes.inner_width}
         sections = {name: area.take(rows, width) for name, width in widths.items()}
         statistics = area.take(rows, 2)
-        self._scratch, self._rows = torch.empty(area.size), rows
+        self._scratch, self._rows = _empty(area.size), rows
         start = self._scratch.data_ptr()
         for name, section in sections.items():
             self._words[_WORD[name]] = start + 4 * section.start
@@ -158,6 +158,11 @@ class DecodePlan:
             for norm in ("attention_norm", "feedforward_norm"):
                 position = layer * _LAYER_SIZE + _LAYER_WORD[f"{norm}.statistics"]
                 self._layer_words[position] = start + 4 * statistics.start
+
+
+def _empty(*shape: int) -> Tensor:
+    """Memory for the kernel's numbers, whatever torch's default dtype and device are."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
 def _words(record: Any) -> memoryview:

@@ -7,7 +7,6 @@ happens to it costs time only: what is not on disk is compiled here.
 """
 
 import contextlib
-import functools
 import importlib
 import json
 import os
@@ -21,8 +20,8 @@ from headcode.jit import address_of, is_kept, may_be_kept
 from headcode.ops.cpu.records import Variant
 from headcode.processes import safe_python
 
-POLL = 0.02
-"""Seconds."""
+POLL, PATIENCE = 0.02, 60.0
+"""Seconds: between two looks at the disk, and until a process that does not come to an end is not waited for."""
 
 
 class KernelName(NamedTuple):
@@ -52,17 +51,24 @@ class _Helper:
 
     def wait_for(self, kernel: KernelName) -> None:
         """Until that kernel is on disk or nobody compiles it; in the meantime others are compiled here."""
+        waited = 0.0
         while not is_kept(kernel.find()):
             self._note_begun()
             if kernel in self._left:
-                self._left.remove(kernel)
+                self._left = [other for other in self._left if other != kernel]
                 return
-            if self._left:
-                address_of(self._left.pop().find())
-            elif self._process.poll() is not None:
+            if other := self._take_last():
+                address_of(other.find())
+            elif self._process.poll() is not None or waited > PATIENCE:
                 return
             else:
                 time.sleep(POLL)
+                waited += POLL
+
+    def _take_last(self) -> KernelName | None:
+        with contextlib.suppress(IndexError):  # another thread may have taken it
+            return self._left.pop()
+        return None
 
     def _note_begun(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -71,21 +77,25 @@ class _Helper:
 
 
 _helpers: dict[KernelName, _Helper] = {}
+_addresses: dict[KernelName, int] = {}
 
 
-@functools.cache
 def address(kernel: KernelName) -> int:
     """The address of a kernel, from the cache on disk or compiled now."""
-    if helper := _helpers.pop(kernel, None):
-        helper.wait_for(kernel)
-    return address_of(kernel.find())
+    if kernel not in _addresses:
+        if helper := _helpers.pop(kernel, None):
+            helper.wait_for(kernel)
+        _addresses[kernel] = address_of(kernel.find())
+    return _addresses[kernel]
 
 
 def compile_beside(kernels: Iterable[KernelName]) -> None:
     """Have another process compile those of these kernels that are not on disk, while this one does something else."""
-    if (os.cpu_count() or 1) < 2 or not may_be_kept("ops"):
+    has_python = sys.executable and not getattr(sys, "frozen", False)  # or it is another program, which Python is in
+    if (os.cpu_count() or 1) < 2 or not has_python or not may_be_kept("ops"):
         return
-    missing = [k for k in dict.fromkeys(kernels) if k not in _helpers and not is_kept(k.find())]
+    wanted = dict.fromkeys(kernel for kernel in kernels if kernel not in _addresses and kernel not in _helpers)
+    missing = [kernel for kernel in wanted if not is_kept(kernel.find())]
     if len(missing) < 2:
         return
     try:
