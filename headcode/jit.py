@@ -170,8 +170,8 @@ class _KernelCache:
 def _announce_compiling() -> None:
     """Said once: a first run on a machine waits, and its user should know for what."""
     announce(
-        "compiling kernels for this processor: about ten seconds, once on a machine "
-        "(headcode warmup compiles all of them ahead)."
+        "compiling kernels for this processor: about ten seconds; they are kept for the next time "
+        "(headcode warmup compiles those of all presets ahead)."
     )
 
 

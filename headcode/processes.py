@@ -1,4 +1,4 @@
-"""How the package starts Python: without importing modules that somebody put into the working folder."""
+"""How the package starts Python: without modules that somebody put into the working folder, on the cores it may use."""
 
 import os
 import sys
@@ -17,3 +17,8 @@ def safe_python() -> list[str]:
     """
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return [sys.executable, "-c", _RUN_MODULE, package]
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

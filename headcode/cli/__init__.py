@@ -31,7 +31,7 @@ COMMANDS = {
     "explore": "See codes decide, in the browser: a local web app.",
     "bench": "Measure the attention backends or the tasks.",
     "info": "Parameters, shapes and FLOPs of a checkpoint.",
-    "warmup": "Compile all kernels ahead, so that no later command waits.",
+    "warmup": "Compile the presets' kernels ahead, so that nobody waits.",
 }
 CLOSED_PIPE = 141
 """Exit code when the reader of our output (head, less) has gone: 128 + SIGPIPE, as other programs end."""

@@ -81,8 +81,8 @@ class Command:
 
     def _train(self) -> list[dict[str, Any]]:
         from headcode.cli.sweep import plain_endings
+        from headcode.processes import available_cores
         from headcode.sweep import run_sweep
-        from headcode.sweep.engines import available_cores
 
         with plain_endings():
             return run_sweep(self._configs(), self.out, jobs=min(len(METHODS), available_cores()), threads=1)

@@ -6,7 +6,6 @@ Example: headcode warmup --presets sraven --methods hyla
 """
 
 import dataclasses
-import os
 import subprocess
 import time
 
@@ -17,7 +16,7 @@ from headcode.bench.measure import check_words
 from headcode.nn import Transformer, generate
 from headcode.ops import METHODS
 from headcode.presets import PRESETS, preset
-from headcode.processes import safe_python
+from headcode.processes import available_cores, safe_python
 from headcode.run import RunConfig
 from headcode.train.progress import duration
 
@@ -37,8 +36,10 @@ class Command:
     def run(self) -> None:
         jit.announce = lambda sentence: None  # that kernels are compiled is what was asked for
         check_words("methods", self.methods)
+        if not self.presets or not self.methods:
+            raise ValueError("--presets and --methods need one name or more; leave them out for all.")
         configs = [preset(name) for name in self.presets]
-        jobs = (os.cpu_count() or 1) if self.jobs is None else self.jobs
+        jobs = available_cores() if self.jobs is None else self.jobs
         if jobs < 1:
             raise ValueError(f"--jobs must be 1 or more, got {jobs}.")
         if reason := jit.why_disabled():

@@ -136,9 +136,10 @@ class CompiledDecoding:
     def _now_true(self) -> tuple[list[Any], ...]:
         """What can change of a part or of a weight that stays the same object."""
         places, kinds = list(map(Tensor.data_ptr, self._weights)), list(map(type, self._parts))
+        layouts = list(map(Tensor.stride, self._weights))
         # Observers are a list that changes in place.
         settings = [(len(observers), *rest) for observers, *rest in map(_SETTINGS, self._attentions)]
-        return places, kinds, settings, list(map(_EPSILON, self._norms))
+        return places, layouts, kinds, settings, list(map(_EPSILON, self._norms))
 
     def run(self, x: Tensor, kept: range, padding: Tensor | None, cache: DecodingCache) -> Tensor | None:
         """The logits, with the cache extended; None if the kernel cannot use this cache or padding."""

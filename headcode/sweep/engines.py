@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from headcode.processes import available_cores
 from headcode.sweep.plan import Run
 from headcode.sweep.process import Outcome, Worker, log_of, order_for, worker_environment
 from headcode.train import Runtime
@@ -109,11 +110,6 @@ def _refuse_unknown(name: str, options: Mapping[str, Any], known: tuple[str, ...
 def default_threads(jobs: int) -> int:
     """The cores divided among the jobs: two training runs with all cores each would take many times as long."""
     return max(1, available_cores() // jobs)
-
-
-def available_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gpu_of(slot: int, device: str) -> dict[str, str]:

@@ -34,6 +34,7 @@ from headcode.tasks.variants import MOST_VARIANTS, variant_names, variant_puzzle
 
 VERSION = 1
 LONGEST_LINE = 100_000
+MOST_PUZZLES = 10_000_000
 CHUNK = 4096
 NO_ANSWER = -1
 
@@ -63,6 +64,8 @@ def read_card(path: Path) -> Export:
     if not sensible or not isinstance(split, str):
         raise ValueError(f"{path} does not say which puzzles of which split it stands for; export them again.")
     task = SRaven.from_dict(config)
+    if numbers[1] > MOST_PUZZLES:
+        raise ValueError(f"{path} stands for {numbers[1]:,} puzzles, and at most {MOST_PUZZLES:,} are scored at once.")
     if task.fingerprint(split, numbers[1], numbers[0]) != sha256:
         raise ValueError(
             f"{path} says sha256 {sha256!r:.80}, and the puzzles that it describes have another one: export them again."

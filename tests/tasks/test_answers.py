@@ -216,6 +216,7 @@ def test_ten_gigabytes_are_not_read(exported, tmp_path):
         ({"variants": 0}, "does not say which puzzles"),
         ({"variants": 10**12}, "does not say which puzzles"),
         ({"count": 102}, "have another one"),
+        ({"count": 10**12}, "at most 10,000,000 are scored at once"),
         ({"split": "iid"}, "have another one"),
         ({"sha256": "ab"}, "have another one"),
         ({"split": "dodo"}, "has no split 'dodo'"),

@@ -6,6 +6,7 @@ in the cache on disk. It says which one it begins; this process takes the last o
 happens to it costs time only: what is not on disk is compiled here.
 """
 
+import atexit
 import contextlib
 import importlib
 import json
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 from headcode.jit import address_of, is_kept, may_be_kept
 from headcode.ops.cpu.records import Variant
-from headcode.processes import safe_python
+from headcode.processes import available_cores, safe_python
 
 POLL, PATIENCE = 0.02, 60.0
 """Seconds: between two looks at the disk, and until a process that does not come to an end is not waited for."""
@@ -48,6 +49,12 @@ class _Helper:
         assert self._process.stdout is not None
         self._pipe, self._said = self._process.stdout.fileno(), ""
         os.set_blocking(self._pipe, False)
+
+    def close(self) -> None:
+        """Whoever is done with the helper, or ends, leaves no process and no pipe behind."""
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()  # type: ignore[union-attr]
 
     def wait_for(self, kernel: KernelName) -> None:
         """Until that kernel is on disk or nobody compiles it; in the meantime others are compiled here."""
@@ -83,8 +90,11 @@ _addresses: dict[KernelName, int] = {}
 def address(kernel: KernelName) -> int:
     """The address of a kernel, from the cache on disk or compiled now."""
     if kernel not in _addresses:
-        if helper := _helpers.pop(kernel, None):
+        if helper := _helpers.get(kernel):
             helper.wait_for(kernel)
+            _helpers.pop(kernel, None)
+            if helper not in _helpers.values():
+                helper.close()
         _addresses[kernel] = address_of(kernel.find())
     return _addresses[kernel]
 
@@ -92,7 +102,7 @@ def address(kernel: KernelName) -> int:
 def compile_beside(kernels: Iterable[KernelName]) -> None:
     """Have another process compile those of these kernels that are not on disk, while this one does something else."""
     has_python = sys.executable and not getattr(sys, "frozen", False)  # or it is another program, which Python is in
-    if (os.cpu_count() or 1) < 2 or not has_python or not may_be_kept("ops"):
+    if available_cores() < 2 or not has_python or not may_be_kept("ops"):
         return
     wanted = dict.fromkeys(kernel for kernel in kernels if kernel not in _addresses and kernel not in _helpers)
     missing = [kernel for kernel in wanted if not is_kept(kernel.find())]
@@ -103,6 +113,17 @@ def compile_beside(kernels: Iterable[KernelName]) -> None:
     except OSError:
         return
     _helpers.update(dict.fromkeys(missing, helper))
+
+
+def _close_helpers() -> None:
+    for helper in set(_helpers.values()):
+        helper.close()
+    _helpers.clear()
+
+
+atexit.register(_close_helpers)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_helpers.clear)  # they are the parent's
 
 
 def main(words: str) -> None:
