@@ -8,9 +8,9 @@ Example: headcode bench lm --rounds 5 --out docs/bench-lm.md
 """
 
 import dataclasses
+import functools
 import json
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class Lm:
     rounds: int = 5
     """Turns; the median counts."""
     seconds: float = 2.0
-    """Training time of one turn, at least two steps."""
+    """Training time of one turn, at least two steps; a quarter of it for each way of decoding, at least once."""
     threads: int | None = None
     """CPU threads; torch's choice unless given."""
     out: Path | None = None
@@ -103,9 +103,8 @@ class Lm:
                 step = statistics.median(timed(side.step, self.seconds, fewest=2))
                 speeds["train"].append(self.batch_size * self.context / step)
                 for kind, decode in (("decode", side.decode), ("hf", side.decode_hf)):
-                    start = time.perf_counter()
-                    decode(self.new_tokens)
-                    speeds[kind].append(self.new_tokens / (time.perf_counter() - start))
+                    turn = timed(functools.partial(decode, self.new_tokens), self.seconds / 4, fewest=1)
+                    speeds[kind].append(self.new_tokens / statistics.median(turn))
         middle = {
             name: {kind: statistics.median(each) for kind, each in speeds.items()} for name, speeds in taken.items()
         }
