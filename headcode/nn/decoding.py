@@ -8,6 +8,7 @@ that change in place need no question. Whatever the kernel does not serve goes t
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,7 @@ class CompiledDecoding:
         self._hooks = [own[kind] for own in self._own for kind in _HOOKS]
         everywhere = (model, *self._parts)
         self._holders: list[dict[str, Any]] = [d for part in everywhere for d in (part._modules, part._parameters) if d]
-        self._held = self._now_held()
+        self._held = [*self._now_held()]
         self._weights = [weight for weight in self._held if isinstance(weight, Tensor)]
         self._attentions = [part for part in self._parts if type(part) is HyperAttention]
         self._norms = [part for part in self._parts if hasattr(part, "eps")]
@@ -119,27 +120,26 @@ class CompiledDecoding:
 
         Asked for every token, so most of it is left to functions that are written in C.
         """
-        held = self._now_held()
         return (
             self.model.config is self._config
             and not any(self._hooks)
             and not any(map(operator.contains, self._own, repeat("forward")))
-            and len(held) == len(self._held)
-            and all(map(operator.is_, held, self._held))
+            and sum(map(len, self._holders)) == len(self._held)
+            and all(map(operator.is_, self._now_held(), self._held))
+            and all(map(Tensor.is_contiguous, self._weights))
             and self._now_true() == self._facts
         )
 
-    def _now_held(self) -> list[Any]:
+    def _now_held(self) -> Iterator[Any]:
         """Modules and parameters, where the parts have them."""
-        return [*chain.from_iterable(map(dict.values, self._holders))]
+        return chain.from_iterable(map(dict.values, self._holders))
 
     def _now_true(self) -> tuple[list[Any], ...]:
         """What can change of a part or of a weight that stays the same object."""
         places, kinds = list(map(Tensor.data_ptr, self._weights)), list(map(type, self._parts))
-        layouts = list(map(Tensor.stride, self._weights))
         # Observers are a list that changes in place.
         settings = [(len(observers), *rest) for observers, *rest in map(_SETTINGS, self._attentions)]
-        return places, layouts, kinds, settings, list(map(_EPSILON, self._norms))
+        return places, kinds, settings, list(map(_EPSILON, self._norms))
 
     def run(self, x: Tensor, kept: range, padding: Tensor | None, cache: DecodingCache) -> Tensor | None:
         """The logits, with the cache extended; None if the kernel cannot use this cache or padding."""

@@ -69,7 +69,8 @@ def _tokens(model, prompt, max_tokens, pick, end_token, past, device):  # type: 
     count = max_tokens if limit is None else min(max_tokens, limit - len(tokens))
     new = tokens
     training = model.training
-    model.eval()
+    if any(part.training for part in model.modules()):
+        model.eval()
     try:
         for _ in range(count):
             with torch.no_grad():
@@ -82,7 +83,8 @@ def _tokens(model, prompt, max_tokens, pick, end_token, past, device):  # type: 
             new = [token]
             yield token
     finally:
-        model.train(training)
+        if training:
+            model.train()
 
 
 def choose(
