@@ -11,5 +11,5 @@ from headcode.sweep import grid
 
 
 def sweep():
-    base = override(preset("logic-paper"), steps=8000, eval_every=2000, seed=0)
+    base = override(preset("logic-paper"), steps=8000, eval_every=2000, eval_size=4096, seed=0)
     yield from grid(base, method=list(METHODS), learning_rate=[1e-3])

@@ -20,6 +20,7 @@ from headcode.cli._training import Switch
 from headcode.cli.sweep import Jobs, Option, Threads, options_of, plain_endings, say_failures
 from headcode.experiments import EXPERIMENTS, SCALES, Experiment, Outcome, estimate, experiment, planned_runs, reproduce
 from headcode.experiments.base import Scale
+from headcode.experiments.records import recorded_names
 from headcode.experiments.run import table_cells
 from headcode.sweep import SweepFailed
 from headcode.train import Runtime
@@ -45,8 +46,8 @@ class Command:
     """local, ray or slurm."""
     option: Option = ()
     """Of the engine, as for `headcode sweep`: num_gpus=…, partition=…, timeout_minutes=…, see docs/sweeps.md."""
-    seeds: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: all)")] = None
-    """Only the first so many seeds."""
+    seeds: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: its own)")] = None
+    """So many seeds of every setting, 0 to N-1: fewer or more than the experiment has."""
     kept: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(optional)")] = None
     """Records of finished runs without weights: runs that are there are not trained again, others are added."""
     dry_run: Switch = False
@@ -66,14 +67,18 @@ class Command:
     def _one(self, chosen: Experiment) -> bool:
         """Whether none of its runs failed."""
         say(f"{chosen.title}\n{chosen.question}\nPaper: {chosen.claim}\nSelection: {chosen.selection}")
-        runs = planned_runs(chosen, self.scale, self.seeds)
         if self.dry_run or self.scale == "paper":
-            cost = estimate([config for _, config in runs], Runtime(device="auto", threads=self.threads))
-            say(f"Cost: {cost}.")
-        if self.dry_run:
-            for run_name, _ in runs:
-                say(f"  {run_name}")
-            return True
+            runs = planned_runs(chosen, self.scale, self.seeds, dry=self.dry_run)
+            known: set[str] = set()
+            if self.kept is not None and not chosen.needs_weights:
+                known = recorded_names(runs, self.kept)
+                say(f"{len(known)} of {len(runs)} runs have records in {self.kept}, and are not trained again.")
+            missing = [config for name, config in runs if name not in known]
+            say(f"Cost: {estimate(missing, Runtime(device='auto', threads=self.threads))}.")
+            if self.dry_run:
+                for run_name, _ in runs:
+                    say(f"  {run_name}{' (has a record)' if run_name in known else ''}")
+                return True
         with plain_endings():
             try:
                 outcome = reproduce(

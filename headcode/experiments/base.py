@@ -97,6 +97,10 @@ class Experiment(ABC):
     def runs(self, scale: Scale) -> NamedConfigs:
         """The training runs of a scale."""
 
+    def plan(self, scale: Scale) -> NamedConfigs:
+        """The same runs for those who only count them: nothing that training reads has to be there yet."""
+        return self.runs(scale)
+
     def analyse(self, study: Study, say: Callable[[str], None]) -> None:  # noqa: B027 - most need nothing more
         """Work on the trained runs that their metrics do not show; findings go into `study.extra`."""
 

@@ -58,6 +58,13 @@ def recorded_rows(pairs: Sequence[tuple[str, RunConfig]], records: Path, folder:
     return found
 
 
+def recorded_names(pairs: Sequence[tuple[str, RunConfig]], records: Path) -> set[str]:
+    """The names of those runs that have a line in a table of the folder; nothing is unpacked."""
+    hashes = {name: config_hash(config) for name, config in pairs}
+    lines = find_records(records, hashes.values())
+    return {name for name, identity in hashes.items() if identity in lines}
+
+
 def find_records(records: Path, hashes: Iterable[str]) -> dict[str, bytes]:
     """The lines of these runs in all tables of a folder."""
     starts = {_start(identity): identity for identity in hashes}

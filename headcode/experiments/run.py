@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -14,9 +15,9 @@ from headcode.experiments.base import Experiment, Row, Scale, Study, Table, Verd
 from headcode.experiments.records import add_records, recorded_rows
 from headcode.files import replace_file, to_json
 from headcode.run import RunConfig, override
-from headcode.sweep import Display, SweepFailed, run_sweep
+from headcode.sweep import Display, SweepFailed, config_hash, run_sweep
 from headcode.train import Runtime, Trainer
-from headcode.train.cost import step_flops
+from headcode.train.cost import product_speed, run_flops, step_flops
 from headcode.train.progress import duration
 
 PROBE_SECONDS = 3.0
@@ -28,14 +29,22 @@ class Cost:
 
     runs: int
     steps: int
+    instances: int
+    """Of training, all runs together."""
     flops: float
+    """Counted from the configurations: training steps and evaluations, matrix products alone."""
     seconds: float
-    """On this machine, one run after the other, at the speed that a short probe of the largest run reached."""
+    """On this machine, one run after the other, if every run has the same speed."""
+    speed: str
+    """At which FLOP/s, in words."""
 
     def __str__(self) -> str:
+        if not self.runs:
+            return "nothing, there are no runs"
         return (
-            f"{self.runs} runs, {self.steps:,} steps, {self.flops:.2e} FLOPs: about {duration(self.seconds)} "
-            f"on this machine, one run after the other"
+            f"{self.runs:,} runs, {self.steps:,} steps, {self.instances:,} training instances, {self.flops:.2e} FLOPs "
+            f"of training and evaluation by count; about {duration(self.seconds)} on this machine, one run after the "
+            f"other, at {self.speed}"
         )
 
 
@@ -49,26 +58,56 @@ class Outcome:
     files: Sequence[Path]
 
 
-def planned_runs(experiment: Experiment, scale: Scale, seeds: int | None = None) -> list[tuple[str, RunConfig]]:
-    """The runs of a scale, named after the experiment; `seeds` limits them to so many seeds, the first ones."""
-    pairs = list(experiment.runs(scale))
+def planned_runs(
+    experiment: Experiment, scale: Scale, seeds: int | None = None, *, dry: bool = False
+) -> list[tuple[str, RunConfig]]:
+    """The runs of a scale, named after the experiment; `seeds` gives every setting that many seeds, from 0 on.
+
+    `dry` is for those who do not train: the text of language models need not be there.
+    """
+    pairs = list(experiment.plan(scale) if dry else experiment.runs(scale))
     if seeds is not None:
         if seeds < 1:
             raise ValueError(f"seeds must be 1 or more, got {seeds}.")
-        first = sorted({config.seed for _, config in pairs})[:seeds]
-        pairs = [(name, config) for name, config in pairs if config.seed in first]
+        pairs = _with_seeds(pairs, seeds)
     return [(f"{experiment.name}: {name}", config) for name, config in pairs]
 
 
+def _with_seeds(pairs: Sequence[tuple[str, RunConfig]], count: int) -> list[tuple[str, RunConfig]]:
+    """Every setting with the seeds 0 … count-1, fewer or more than it had."""
+    settings: dict[str, tuple[str, RunConfig]] = {}
+    for name, config in pairs:
+        settings.setdefault(config_hash(_at_seed(config, 0)), (name, config))
+    found = []
+    for seed in range(count):
+        for name, config in settings.values():
+            renamed, times = re.subn(r"\bseed=\d+", f"seed={seed}", name)
+            found.append((renamed if times or seed == 0 else f"{name},seed={seed}", _at_seed(config, seed)))
+    return found
+
+
+def _at_seed(config: RunConfig, seed: int) -> RunConfig:
+    """The run with another seed; a task with a seed of its own keeps it."""
+    own = {} if config.task.seed == config.seed else {"task_seed": config.task.seed}
+    return override(config, seed=seed, **own)
+
+
 def estimate(configs: Sequence[RunConfig], runtime: Runtime) -> Cost:
-    """FLOPs by count, time by a three-second probe of the run with the largest step."""
+    """FLOPs by count; time by a three-second probe of the run with the largest step, or where its text is not there
+    yet, by a plain matrix product."""
     if not configs:
-        return Cost(0, 0, 0.0, 0.0)
+        return Cost(0, 0, 0, 0.0, 0.0, "no speed")
     largest = max(configs, key=step_flops)
-    probe = Trainer(override(largest, eval_size=0), Path("."), runtime=runtime, reporters=[])
-    speed = probe.probe(PROBE_SECONDS) * step_flops(largest)
-    flops = sum(step_flops(config) * config.steps for config in configs)
-    return Cost(len(configs), sum(config.steps for config in configs), flops, flops / speed)
+    if largest.task.reads_text:
+        speed = product_speed()
+        words = f"the {speed / 1e9:.0f} GFLOP/s of a plain matrix product on this CPU, which no run reaches"
+    else:
+        probe = Trainer(override(largest, eval_size=0), Path("."), runtime=runtime, reporters=[])
+        speed = probe.probe(PROBE_SECONDS) * step_flops(largest)
+        words = f"the {speed / 1e9:.0f} GFLOP/s that a probe of the largest step reached (smaller models reach fewer)"
+    flops = sum(map(run_flops, configs))
+    steps, instances = sum(c.steps for c in configs), sum(c.steps * c.batch_size for c in configs)
+    return Cost(len(configs), steps, instances, flops, flops / speed, words)
 
 
 def reproduce(
