@@ -70,14 +70,20 @@ class CodesExperiment(Experiment):
                 results = decode_with_controls(trained, start, layers, size, way)
                 found += [{**facts, "way": way, **result} for result in results]
             path = study.folder / f"likeness-{_slug(model)}-{row['seed']}.npz"
-            like = compare_codes(trained, last, size, self.ways[-1], path)
-            alike += [{**facts, "path": str(path), **like}]
-            if model not in files["map"]:  # of the first seed
-                files["likeness"][model] = path
-                files["map"][model] = self._map(trained, study, f"map-{_slug(model)}", last, self.ways[0])
-                if self.early_colour is not None:
-                    name = f"map-early-{_slug(model)}"
-                    files["map-early"][model] = self._map(trained, study, name, 0, self.ways[-1])
+            try:
+                alike += [{**facts, **compare_codes(trained, last, size, self.ways[-1], path)}]
+                files["likeness"].setdefault(model, path)  # of the first seed
+            except ValueError as same:
+                say(str(same))
+            maps = {"map": (last, self.ways[0])}
+            if self.early_colour is not None:
+                maps["map-early"] = (0, self.ways[-1])
+            for name, (layer, way) in maps.items():
+                if model not in files[name]:
+                    try:
+                        files[name][model] = self._map(trained, study, f"{name}-{_slug(model)}", layer, way)
+                    except ValueError as same:
+                        say(str(same))
         study.extra |= {"decoded": found, "alike": alike, "files": files}
         write_json(study.folder / "decoded.json", found)
 
@@ -144,11 +150,12 @@ class CodesExperiment(Experiment):
         files = study.extra["files"]
         paths = codes_figures.controls(study, self.ways[0], self._models(study), SOURCES, self.parts, stem)
         paths += codes_figures.layers(study, self._way_names(), self._models(study), self.parts, beside(stem, "layers"))
-        paths += figures.code_map(files["map"], beside(stem, "map"), self.colour)
-        if files["map-early"]:
-            assert self.early_colour is not None
-            paths += figures.code_map(files["map-early"], beside(stem, "map-early"), self.early_colour)
-        return [*paths, *figures.rule_likeness(files["likeness"], beside(stem, "likeness"))]
+        for name, colour in (("map", self.colour), ("map-early", self.early_colour)):
+            if files[name] and colour is not None:
+                paths += figures.code_map(files[name], beside(stem, name), colour)
+        if files["likeness"]:
+            paths += figures.rule_likeness(files["likeness"], beside(stem, "likeness"))
+        return paths
 
     def _models(self, study: Study) -> dict[str, int]:
         """By model: its last layer."""
