@@ -78,7 +78,8 @@ def test_a_run_costs_its_steps_and_its_evaluations():
     assert run_flops(override(BASE, eval_size=0)) == 7 * step_flops(BASE)
 
 
-def test_the_cost_of_an_experiment_is_that_of_its_runs():
+def test_the_cost_of_an_experiment_is_that_of_its_runs(monkeypatch):
+    monkeypatch.setattr("headcode.experiments.run.PROBE_SECONDS", 0.01)
     configs = [BASE, override(BASE, steps=5)]
     cost = estimate(configs, Runtime(threads=1))
     assert (cost.runs, cost.steps, cost.instances, cost.flops) == (2, 12, 36, sum(map(run_flops, configs)))
