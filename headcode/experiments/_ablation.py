@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from headcode.experiments._drawing import bars, limits, method_labels
+from headcode.experiments._logic import ABLATED_METHODS
 from headcode.experiments.base import Row, Study, Verdict, compare
 from headcode.experiments.mean import per_seed
-from headcode.ops import METHODS
 from headcode.report.style import PAGE_WIDTH, canvas, save
 
 # Statements, each with the method that it says is better and the other one.
@@ -22,7 +22,7 @@ PARTS_HELP = {
 
 
 def compare_methods(rows: Sequence[Row], metric: str, statements: Mapping[str, tuple[str, str]]) -> list[Verdict]:
-    score = {method: per_seed(rows, f"compositional/{metric}", method=method) for method in METHODS}
+    score = {method: per_seed(rows, f"compositional/{metric}", method=method) for method in ABLATED_METHODS}
     return [compare(statement, score[better], score[worse]) for statement, (better, worse) in statements.items()]
 
 
@@ -31,7 +31,7 @@ def draw_methods(
 ) -> list[Path]:
     """Bars of the chosen rows' metric, a group for every split in `colours`, with the ceilings that `analyse` noted."""
     chosen = Study(study.scale, rows, study.folder)
-    order = [method for method in METHODS if chosen.where(method=method)]
+    order = [method for method in ABLATED_METHODS if chosen.where(method=method)]
     groups = {split: [chosen.mean(f"{split}/{metric}", method=method) for method in order] for split in colours}
     ceilings = study.extra.get("ceilings", {})
     with canvas(PAGE_WIDTH, 3.0) as (figure, axes):

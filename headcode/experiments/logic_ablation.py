@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from headcode.experiments._ablation import HYLA_IS_AHEAD, PARTS_HELP, compare_methods, draw_methods
-from headcode.experiments._logic import SELECTION, logic_base, paper_search, seeds_of, select
+from headcode.experiments._logic import ABLATED_METHODS, SELECTION, logic_base, paper_search, seeds_of, select
 from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict
 from headcode.ops import METHODS
 from headcode.report.style import PALETTE
@@ -29,7 +29,7 @@ class LogicAblation(Experiment):
     selection = SELECTION
 
     def runs(self, scale: Scale) -> NamedConfigs:
-        yield from grid(logic_base(scale), seed=seeds_of(scale), method=tuple(METHODS), **paper_search(scale))
+        yield from grid(logic_base(scale), seed=seeds_of(scale), method=ABLATED_METHODS, **paper_search(scale))
 
     def tables(self, study: Study) -> list[Table]:
         chosen = Study(study.scale, select(study, ("method",)), study.folder)

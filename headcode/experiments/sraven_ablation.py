@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headcode.experiments._ablation import HYLA_IS_AHEAD, PARTS_HELP, compare_methods, draw_methods
-from headcode.experiments._logic import MAIN_METHODS
+from headcode.experiments._logic import ABLATED_METHODS, MAIN_METHODS
 from headcode.experiments._sraven import (
     SELECTION,
     SETTING_WORDS,
@@ -39,7 +39,7 @@ class SRavenAblation(Experiment):
     )
 
     def runs(self, scale: Scale) -> NamedConfigs:
-        methods = SMOKE_METHODS if scale == "smoke" else tuple(METHODS)
+        methods = SMOKE_METHODS if scale == "smoke" else ABLATED_METHODS
         for method in methods:
             seeds = main_seeds(scale) if method in MAIN_METHODS else seeds_of(scale)
             yield from searched(sraven_base(scale), scale, seed=seeds, method=(method,))
