@@ -12,6 +12,7 @@ from headcode.nn.checks import resolve_method
 from headcode.report.style import PAGE_WIDTH, canvas, save
 from headcode.run import RunConfig, override
 from headcode.sweep import grid
+from headcode.train.folder import read_run_config
 
 # Statements, each with the model that it says is better and the other one.
 HYLA_IS_AHEAD = {
@@ -22,6 +23,12 @@ PARTS_HELP = {
     "The norm across heads helps HYLA.": ("hyla", "hyla_unnormed"),
     "The nonlinearity helps beyond a second layer.": ("hyla", "hyla_deep_linear"),
     "The norm across heads helps linear attention.": ("linear_rms", "linear"),
+}
+MORE_PARAMETERS = {
+    "A deeper generated network helps HYLA.": ("hyla_deeper", "hyla"),
+    "A mixture of experts helps softmax attention.": ("softmax_experts", "softmax"),
+    "A mixture of experts helps linear attention.": ("linear_experts", "linear"),
+    "A mixture of experts helps HYLA.": ("hyla_experts", "hyla"),
 }
 ERRORS_OF_AN_INTERVAL = 1.96
 """Standard errors to each side of the paper's mean."""
@@ -45,7 +52,9 @@ def model_columns(chosen: Study, model: str, task: str, scores: Mapping[str, Any
     """A row of the table: what the model is, our scores, and the paper's number."""
     first = chosen.where(model=model)[0]
     norm, value_net = resolve_method(first["method"], first["norm"], first["value_net"])
-    row: Row = {"model": model, "norm": norm, "value net": value_net, "seeds": len(chosen.where(model=model))}
+    row: Row = {"model": model, "norm": norm, "value net": value_net}
+    row["parameters"] = read_run_config(Path(first["folder"])).model.num_parameters
+    row["seeds"] = len(chosen.where(model=model))
     row |= {**scores, "held out, as reported": TABLE_A1[model].reported_words(task)}
     if chosen.scale == "paper":
         row["intervals overlap"] = overlap(model, task, scores["compositional"])

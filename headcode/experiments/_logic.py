@@ -5,12 +5,15 @@ from typing import Any
 
 from headcode.experiments import base
 from headcode.experiments.base import Row, Scale, Study
+from headcode.ops import METHODS
 from headcode.presets import preset
 from headcode.run import RunConfig, override
 
 PAPER_RATES = (1e-3, 3e-3)
 PAPER_DECAYS = (0.1, 0.03)
 MAIN_METHODS = ("softmax", "linear", "hyla")
+ABLATED_METHODS = tuple(name for name, method in METHODS.items() if method.authors_name)
+"""The eight methods of the authors' repository, all of one size."""
 
 
 def logic_base(scale: Scale) -> RunConfig:

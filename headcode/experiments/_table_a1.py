@@ -33,6 +33,8 @@ class Model:
         return f"{mean:.3f} (s.e. {error:.3f})"
 
 
+EXPERTS = {"num_experts": 4}
+"""Our choice: the paper does not say how many."""
 TABLE_A1: dict[str, Model] = {
     "softmax": Model("softmax attention", (0.6328, 0.0231), (0.5656, 0.0105), {"method": "softmax"}),
     "linear": Model("linear attention", (0.5989, 0.0522), (0.5630, 0.0111), {"method": "linear"}),
@@ -49,6 +51,20 @@ TABLE_A1: dict[str, Model] = {
         {"method": "hyla_deep_linear_unnormed"},
     ),
     "softmax_hyla": Model("HYLA - RMSHead + softmax", (0.7098, 0.0708), (0.3821, 0.0298), {"method": "softmax_hyla"}),
+    "linear_rms_relu_value": Model(
+        "linear attention + RMSHead + nonlinear value",
+        (0.5691, 0.0425),
+        (0.5538, 0.0032),
+        {"method": "linear_rms_relu_value"},
+    ),
+    "hyla_deeper": Model("HYLA + deeper value network", (0.8765, 0.0454), (0.6659, 0.0008), {"method": "hyla_deeper"}),
+    "softmax_experts": Model(
+        "softmax attention + MoE", (0.6383, 0.0607), (0.5768, 0.0131), {"method": "softmax", **EXPERTS}
+    ),
+    "linear_experts": Model(
+        "linear attention + MoE", (0.6009, 0.0616), (0.6434, 0.0430), {"method": "linear", **EXPERTS}
+    ),
+    "hyla_experts": Model("HYLA + MoE", (0.8237, 0.0655), (0.6694, 0.0394), {"method": "hyla", **EXPERTS}),
 }
 """By the name that each has here."""
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from headcode.experiments._ablation import (
     HYLA_IS_AHEAD,
+    MORE_PARAMETERS,
     PARTS_HELP,
     chosen_models,
     compare_models,
@@ -21,12 +22,13 @@ STATEMENTS = {
     **HYLA_IS_AHEAD,
     "Softmax attention is ahead of linear attention (no claim of the paper).": ("softmax", "linear"),
     **PARTS_HELP,
+    **MORE_PARAMETERS,
 }
 
 
 class LogicAblation(Experiment):
     name = "logic-ablation"
-    title = "Fuzzy logic: norm and value network, the models of Table A1"
+    title = "Fuzzy logic: norm and value network, the thirteen models of Table A1"
     question = "Which part of HYLA helps: the norm of the code across heads, the second layer, or its nonlinearity?"
     claim = (
         "As reported in Table A1 (R² × 100): a second layer in the value network helps (HYLA 81.1, without its "

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from headcode.experiments._ablation import (
     HYLA_IS_AHEAD,
+    MORE_PARAMETERS,
     PARTS_HELP,
     chosen_models,
     compare_models,
@@ -33,6 +34,7 @@ SPLITS = {"iid": PALETTE[5], "compositional": PALETTE[0]}
 STATEMENTS = {
     **HYLA_IS_AHEAD,
     **PARTS_HELP,
+    **MORE_PARAMETERS,
     "A nonlinear value network helps softmax attention.": ("softmax_hyla", "softmax"),
 }
 SMOKE_MODELS = ("softmax", "linear_rms", "hyla", "hyla_deep_linear")
@@ -40,7 +42,7 @@ SMOKE_MODELS = ("softmax", "linear_rms", "hyla", "hyla_deep_linear")
 
 class SRavenAblation(Experiment):
     name = "sraven-ablation"
-    title = "SRAVEN: norm and value network, the models of Table A1"
+    title = "SRAVEN: norm and value network, the thirteen models of Table A1"
     question = "Which part of HYLA helps on SRAVEN: the norm across heads, the second layer, or its nonlinearity?"
     claim = "Both the norm across heads and the nonlinear value network contribute; HYLA with both is best."
     selection = (
