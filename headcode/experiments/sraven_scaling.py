@@ -193,7 +193,7 @@ class SRavenScaling(Experiment):
                     x, y = [p["instances"] for p in points], [p["loss"] for p in points]
                     axes.plot(x, y, color=colour_of(method, methods), linewidth=0.8, label=label)
                     label = None
-            axes.set(xlabel="training instances", ylabel="training loss", yscale="log")
+            axes.set(xlabel="training instances", ylabel="training loss", ylim=(0, None))
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
             legend_below(figure)
             return save(figure, stem.with_name(f"{stem.name}-loss"))
@@ -217,11 +217,12 @@ class SRavenScaling(Experiment):
                         line(panel, instances, means, colour_of(method, methods), method, shift=3.0 * (place - 1))
                     ceiling = study.extra["ceilings"]["compositional"]["ceiling"]
                     panel.axhline(ceiling, color="0.3", linestyle="--", linewidth=1, label="ceiling (oracle)")
-                    panel.set(title=f"width {dim}, {depth} layers", xscale="log", ylim=(0, 1.02))
+                    panel.set(title=f"width {dim}, depth {depth}", xscale="log", ylim=(0, 1.02))
                     panel.set_xticks(instances, [f"{count:,}" for count in instances], fontsize=6)
                     panel.minorticks_off()
                 axes[row, 0].set_ylabel("held out")
-            figure.supxlabel("training instances", fontsize=8)
+            for panel in axes[-1]:
+                panel.set_xlabel("training instances")
             legend_below(figure, *axes[0, 0].get_legend_handles_labels())
             return save(figure, stem.with_name(f"{stem.name}-crossing"))
 
