@@ -55,7 +55,7 @@ def model_columns(chosen: Study, model: str, task: str, scores: Mapping[str, Any
     row: Row = {"model": model, "norm": norm, "value net": value_net}
     row["parameters"] = read_run_config(Path(first["folder"])).model.num_parameters
     row["seeds"] = len(chosen.where(model=model))
-    row |= {**scores, "held out, as reported": TABLE_A1[model].reported_words(task)}
+    row |= {**scores, "the paper, in its own setting": TABLE_A1[model].reported_words(task)}
     if chosen.scale == "paper":
         row["intervals overlap"] = overlap(model, task, scores["compositional"])
     return row
@@ -92,7 +92,7 @@ def draw_models(
             fmt="_",
             color="black",
             linewidth=0.8,
-            label="held out, as reported ± 1.96 s.e.",
+            label="the paper, held out, in its own setting (± 1.96 s.e.)",
             zorder=5,
         )
         for split, found in ceilings.items():
