@@ -104,7 +104,7 @@ def estimate(configs: Sequence[RunConfig], runtime: Runtime) -> Cost:
     else:
         probe = Trainer(override(largest, eval_size=0), Path("."), runtime=runtime, reporters=[])
         speed = probe.probe(PROBE_SECONDS) * step_flops(largest)
-        words = f"the {speed / 1e9:.0f} GFLOP/s that a probe of the largest step reached (smaller models reach fewer)"
+        words = f"the {speed / 1e9:.0f} GFLOP/s of a probe of the largest step (other models may be faster or slower)"
     flops = sum(map(run_flops, configs))
     steps, instances = sum(c.steps for c in configs), sum(c.steps * c.batch_size for c in configs)
     return Cost(len(configs), steps, instances, flops, flops / speed, words)
