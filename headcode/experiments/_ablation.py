@@ -7,7 +7,7 @@ from typing import Any
 from headcode.experiments._drawing import bars, limits
 from headcode.experiments._table_a1 import TABLE_A1, with_models
 from headcode.experiments.base import NamedConfigs, Row, Study, Verdict, compare
-from headcode.experiments.mean import Mean, per_seed
+from headcode.experiments.mean import per_seed
 from headcode.nn.checks import resolve_method
 from headcode.report.style import PAGE_WIDTH, canvas, save
 from headcode.run import RunConfig, override
@@ -48,30 +48,19 @@ def chosen_models(study: Study, select: Callable[[Study, Sequence[str]], list[Ro
     return Study(study.scale, select(named, ("model",)), study.folder, extra=study.extra)
 
 
-def model_columns(chosen: Study, model: str, task: str, scores: Mapping[str, Any]) -> Row:
-    """A row of the table: what the model is, our scores, and the paper's number."""
+def model_columns(chosen: Study, model: str, scores: Mapping[str, Any]) -> Row:
+    """A row of the table: what the model is, and its scores."""
     first = chosen.where(model=model)[0]
     norm, value_net = resolve_method(first["method"], first["norm"], first["value_net"])
     row: Row = {"model": model, "norm": norm, "value net": value_net}
     row["parameters"] = read_run_config(Path(first["folder"])).model.num_parameters
     row["seeds"] = len(chosen.where(model=model))
-    row |= {**scores, "the paper, in its own setting": TABLE_A1[model].reported_words(task)}
-    if chosen.scale == "paper":
-        row["intervals overlap"] = overlap(model, task, scores["compositional"])
-    return row
+    return {**row, **scores}
 
 
 def compare_models(chosen: Study, metric: str, statements: Mapping[str, tuple[str, str]]) -> list[Verdict]:
     score = {model: per_seed(chosen.rows, f"compositional/{metric}", model=model) for model in TABLE_A1}
     return [compare(statement, score[better], score[worse]) for statement, (better, worse) in statements.items()]
-
-
-def overlap(model: str, task: str, mean: Mean) -> str | None:
-    """Whether our interval overlaps with the paper's mean and 1.96 of its standard errors; one seed cannot tell."""
-    reported, error = TABLE_A1[model].reported(task)
-    if mean.half_width is None:
-        return None
-    return "yes" if abs(mean.value - reported) <= mean.half_width + ERRORS_OF_AN_INTERVAL * error else "no"
 
 
 def draw_models(

@@ -46,7 +46,7 @@ class LogicAblation(Experiment):
         for model in chosen.values("model"):
             scores = {split: chosen.mean(f"{split}/r2", model=model) for split in SPLITS}
             each = ", ".join(f"{value:.3f}" for value in scores["compositional"].each)
-            rows.append(model_columns(chosen, model, "logic", {**scores, "seed by seed": each}))
+            rows.append(model_columns(chosen, model, {**scores, "seed by seed": each}))
         return [Table("R², mean and 95 % interval over seeds; `seed by seed` is compositional", rows)]
 
     def verdicts(self, study: Study) -> list[Verdict]:

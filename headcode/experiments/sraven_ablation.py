@@ -70,7 +70,7 @@ class SRavenAblation(Experiment):
             for split in SPLITS:
                 scores[split] = chosen.mean(f"{split}/accuracy", model=model)
                 scores[f"{split}, per feature"] = chosen.mean(f"{split}/feature_accuracy", model=model)
-            rows.append(model_columns(chosen, model, "sraven", scores))
+            rows.append(model_columns(chosen, model, scores))
         ceiling: Row = {split: study.extra["ceilings"][split]["ceiling"] for split in SPLITS}
         rows.append({"model": "oracle (ceiling)", **ceiling})
         return [Table("Share of puzzles with all features right; mean and 95 % interval over seeds", rows)]

@@ -1,12 +1,9 @@
 """Which runs an experiment has: seeds, models of Table A1, what has records, and what it will cost."""
 
-import math
-
 import pytest
 
 from headcode.cli import main
-from headcode.experiments import EXPERIMENTS, Mean, experiment, planned_runs
-from headcode.experiments._ablation import overlap
+from headcode.experiments import EXPERIMENTS, experiment, planned_runs
 from headcode.experiments._table_a1 import TABLE_A1, with_models
 from headcode.experiments.base import Experiment
 from headcode.experiments.records import recorded_names
@@ -120,15 +117,3 @@ def test_rows_know_their_model():
     assert [row["model"] for row in named] == list(TABLE_A1)
     assert [{**row, "model": name} for row, name in zip(rows, TABLE_A1, strict=True)] == named
     assert len({tuple(sorted(model.fields.items())) for model in TABLE_A1.values()}) == len(TABLE_A1)
-
-
-def test_intervals_overlap_by_hand():
-    """hyla on SRAVEN: 0.6913 ± 1.96 · 0.0190 reaches from 0.65406 to 0.72854."""
-
-    def ours(value, half_width):
-        return overlap("hyla", "sraven", Mean(value, half_width, 3, (value,) * 3))
-
-    assert ours(0.60, 0.0541) == "yes" and ours(0.60, 0.0540) == "no"
-    assert ours(0.75, 0.0215) == "yes" and ours(0.75, 0.0214) == "no"
-    assert ours(0.69, None) is None
-    assert math.isclose(TABLE_A1["hyla"].reported("logic")[0], 0.8113)
