@@ -48,6 +48,13 @@ def test_every_setting_gets_as_many_seeds_as_asked_for():
     assert len(seeds_by_method(5)["hyla"]) == 5
 
 
+@pytest.mark.parametrize("scale", ["laptop", "paper"])
+def test_every_held_out_share_can_be_drawn_for_more_seeds(scale):
+    """With few combinations on one side, hardly any division has all rules on both."""
+    shares = {config.task.held_out for _, config in planned_runs(experiment("sraven-held-out"), scale, 8)}
+    assert len(shares) == 5
+
+
 def test_names_of_runs_tell_their_seed():
     names = [name for name, _ in planned_runs(Planned(), "smoke", 2)]
     first = ["seed=0,method=hyla", "method=softmax", "own"]
