@@ -38,7 +38,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """One statement, whether the measured numbers support it (None: they cannot tell), and those numbers in words."""
+    """One statement, whether the measured numbers support it (None: they do not decide), and those numbers in words."""
 
     statement: str
     holds: bool | None
@@ -46,7 +46,7 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        return {True: "supports", False: "disagrees", None: "cannot tell"}[self.holds]
+        return {True: "supports", False: "disagrees", None: "inconclusive"}[self.holds]
 
 
 @dataclasses.dataclass
@@ -65,6 +65,8 @@ class Study:
     """How many of the rows come from records of earlier runs."""
     failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """By name: why a run ended without results. It has no row."""
+    missing: Sequence[str] = ()
+    """The names of the runs that were neither trained nor recorded."""
 
     def where(self, **fields: Any) -> list[Row]:
         """The rows with these values."""

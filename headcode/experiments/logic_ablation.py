@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from headcode.experiments._ablation import HYLA_IS_AHEAD, PARTS_HELP, compare_methods, draw_methods
+from headcode.experiments._ablation import HYLA_IS_AHEAD, PARTS_HELP, compare_methods, draw_methods, no_model_solves
 from headcode.experiments._logic import SELECTION, logic_base, paper_search, seeds_of, select
 from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict
 from headcode.ops import METHODS
@@ -42,7 +42,8 @@ class LogicAblation(Experiment):
         return [Table("R², mean and 95 % interval over seeds; the last column is compositional", rows)]
 
     def verdicts(self, study: Study) -> list[Verdict]:
-        return compare_methods(select(study, ("method",)), "r2", STATEMENTS)
+        rows = select(study, ("method",))
+        return [*compare_methods(rows, "r2", STATEMENTS), no_model_solves(Study(study.scale, rows, study.folder))]
 
     def draw(self, study: Study, stem: Path) -> list[Path]:
         return draw_methods(study, select(study, ("method",)), "r2", "R²", SPLITS, stem)

@@ -1,0 +1,67 @@
+"""Our scores beside those of the paper's Table A1, and whether the two agree."""
+
+from collections.abc import Sequence
+
+from headcode.experiments import _logic, _sraven
+from headcode.experiments._table_a1 import TABLE_A1, Model
+from headcode.experiments.base import Experiment, Row, Study, Table
+from headcode.experiments.mean import Mean
+
+COLUMNS = {"logic-ablation": "logic", "sraven-ablation": "sraven"}
+"""The column of Table A1 that an experiment fills."""
+METRICS = {"logic": "r2", "sraven": "accuracy"}
+STANDARD_ERRORS = 1.96
+
+
+def agree(ours: Mean, reported: tuple[float, float]) -> bool | None:
+    """Whether our 95 % interval and the paper's mean ± 1.96 standard errors overlap; one seed has no interval.
+
+    >>> agree(Mean.of([0.5, 0.6, 0.7]), (0.9, 0.05)), agree(Mean.of([0.5, 0.6, 0.7]), (0.95, 0.05))
+    (True, False)
+    >>> agree(Mean.of([0.5]), (0.5, 0.1)) is None
+    True
+    """
+    if ours.half_width is None:
+        return None
+    mean, error = reported
+    return abs(ours.value - mean) <= ours.half_width + STANDARD_ERRORS * error
+
+
+def beside_the_paper(experiment: Experiment, study: Study) -> list[Table]:
+    """Table A1's rows, as reported, beside ours, for an experiment that fills one of its columns."""
+    if (task := COLUMNS.get(experiment.name)) is None or study.scale == "smoke":
+        return []
+    select = _logic.select if task == "logic" else _sraven.select
+    # Fuzzy logic on a laptop is the paper's task and model in fewer steps; SRAVEN on a laptop is another task.
+    comparable = task == "logic" or study.scale == "paper"
+    rows: list[Row] = []
+    for name, model in TABLE_A1.items():
+        mine = [row for row in study.rows if _model_of(row) == name]
+        chosen = select(Study(study.scale, mine, study.folder), ()) if mine else []
+        mean = Mean.of(row[f"compositional/{METRICS[task]}"] for row in chosen)
+        reported = model.logic if task == "logic" else model.sraven
+        row: Row = {"model": model.words, "here": name if model.fields else None}
+        row |= {"paper, as reported": model.reported(task), "ours": mean if mine else None}
+        if comparable:
+            row["intervals"] = {True: "overlap", False: "apart", None: None}[agree(mean, reported) if mine else None]
+        rows.append(row)
+    return [Table(_title(task, study.rows, comparable), rows)]
+
+
+def _title(task: str, rows: Sequence[Row], comparable: bool) -> str:
+    steps = ", ".join(f"{steps:,}" for steps in sorted({row["steps"] for row in rows}))
+    title = f"Table A1: {'R²' if task == 'logic' else 'accuracy'} on held-out compositions, as reported (mean ± "
+    title += f"standard error, 3 seeds) and ours ({steps} steps; mean and 95 % interval over seeds)"
+    if comparable:
+        return f"{title}. Intervals: ours and the paper's mean ± {STANDARD_ERRORS} standard errors"
+    return f"{title}. Ours is another, easier setting: the numbers are not to be compared"
+
+
+def _model_of(row: Row) -> str | None:
+    """The model of Table A1 that a run has: of those that it matches, the one that says most of it."""
+
+    def said(model: Model) -> int:
+        return len(model.fields) if all(row.get(k) == v for k, v in model.fields.items()) else 0
+
+    best = max(TABLE_A1, key=lambda name: said(TABLE_A1[name]))
+    return best if said(TABLE_A1[best]) else None
