@@ -32,7 +32,8 @@ def no_model_solves(chosen: Study) -> Verdict:
     solved = any(mean.value >= 0.5 and judge(mean, 0.25) for mean in means.values())
     unsolved = all(judge(mean, 0.5) is False for mean in means.values())
     holds = False if solved else True if unsolved else None
-    evidence = f"R² on novel: {', '.join(f'{method} {mean}' for method, mean in means.items())}"
+    highest = sorted(means, key=lambda method: -means[method].value)[:3]
+    evidence = f"R² on novel, the highest three: {', '.join(f'{method} {means[method]}' for method in highest)}"
     return Verdict("No model solves functions of terms that training never had.", holds, evidence)
 
 
