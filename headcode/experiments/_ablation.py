@@ -5,7 +5,7 @@ from pathlib import Path
 
 from headcode.experiments._drawing import bars, limits, method_labels
 from headcode.experiments.base import Row, Study, Verdict, compare
-from headcode.experiments.mean import judge, per_seed
+from headcode.experiments.mean import per_seed
 from headcode.ops import METHODS
 from headcode.report.style import PAGE_WIDTH, canvas, save
 
@@ -24,17 +24,6 @@ PARTS_HELP = {
 def compare_methods(rows: Sequence[Row], metric: str, statements: Mapping[str, tuple[str, str]]) -> list[Verdict]:
     score = {method: per_seed(rows, f"compositional/{metric}", method=method) for method in METHODS}
     return [compare(statement, score[better], score[worse]) for statement, (better, worse) in statements.items()]
-
-
-def no_model_solves(chosen: Study) -> Verdict:
-    """Fig. A3. A model solves functions of new terms with a mean R² of 0.5 or more and an interval above 0.25."""
-    means = {method: chosen.mean("novel/r2", method=method) for method in chosen.values("method")}
-    solved = any(mean.value >= 0.5 and judge(mean, 0.25) for mean in means.values())
-    unsolved = all(judge(mean, 0.5) is False for mean in means.values())
-    holds = False if solved else True if unsolved else None
-    highest = sorted(means, key=lambda method: -means[method].value)[:3]
-    evidence = f"R² on novel, the highest three: {', '.join(f'{method} {means[method]}' for method in highest)}"
-    return Verdict("No model solves functions of terms that training never had.", holds, evidence)
 
 
 def draw_methods(

@@ -20,10 +20,14 @@ class Model:
     logic: tuple[float, float]
     sraven: tuple[float, float]
 
-    def reported(self, task: str) -> str:
-        """The paper's number, as a table shows it."""
-        mean, error = self.logic if task == "logic" else self.sraven
-        return f"{mean:.3f} ± {error:.3f} s.e."
+    def reported(self, task: str) -> tuple[float, float]:
+        """The paper's mean and standard error on a task."""
+        return self.logic if task == "logic" else self.sraven
+
+    def reported_words(self, task: str) -> str:
+        """The same, as a table shows it."""
+        mean, error = self.reported(task)
+        return f"{mean:.3f} (s.e. {error:.3f})"
 
 
 def _method(name: str, words: str, logic: tuple[float, float], sraven: tuple[float, float]) -> tuple[str, Model]:

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
-from headcode.experiments._ablation import HYLA_IS_AHEAD, PARTS_HELP, compare_methods, draw_methods, no_model_solves
+from headcode.experiments._ablation import HYLA_IS_AHEAD, PARTS_HELP, compare_methods, draw_methods
 from headcode.experiments._logic import SELECTION, logic_base, paper_search, seeds_of, select
 from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict
+from headcode.experiments.mean import Mean, per_seed
+from headcode.experiments.paper import no_model_solves
 from headcode.ops import METHODS
 from headcode.report.style import PALETTE
 from headcode.sweep import grid
@@ -43,7 +45,10 @@ class LogicAblation(Experiment):
 
     def verdicts(self, study: Study) -> list[Verdict]:
         rows = select(study, ("method",))
-        return [*compare_methods(rows, "r2", STATEMENTS), no_model_solves(Study(study.scale, rows, study.folder))]
+        novel = {
+            method: Mean.of(per_seed(rows, "novel/r2", method=method).values()) for method in study.values("method")
+        }
+        return [*compare_methods(rows, "r2", STATEMENTS), no_model_solves(novel)]
 
     def draw(self, study: Study, stem: Path) -> list[Path]:
         return draw_methods(study, select(study, ("method",)), "r2", "R²", SPLITS, stem)

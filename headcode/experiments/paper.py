@@ -1,11 +1,11 @@
 """Our scores beside those of the paper's Table A1, and whether the two agree."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headcode.experiments import _logic, _sraven
 from headcode.experiments._table_a1 import TABLE_A1, Model
-from headcode.experiments.base import Experiment, Row, Study, Table
-from headcode.experiments.mean import Mean
+from headcode.experiments.base import Experiment, Row, Study, Table, Verdict
+from headcode.experiments.mean import Mean, judge, merit
 
 COLUMNS = {"logic-ablation": "logic", "sraven-ablation": "sraven"}
 """The column of Table A1 that an experiment fills."""
@@ -27,6 +27,21 @@ def agree(ours: Mean, reported: tuple[float, float]) -> bool | None:
     return abs(ours.value - mean) <= ours.half_width + STANDARD_ERRORS * error
 
 
+def no_model_solves(novel: Mapping[str, Mean]) -> Verdict:
+    """Fig. A3, from the models' R² on functions of terms that training never had.
+
+    A model solves them with a mean of 0.5 or more and an interval above 0.25, and does not with an interval below 0.5.
+    """
+    solved = any(mean.value >= 0.5 and judge(mean, 0.25) for mean in novel.values())
+    unsolved = all(judge(mean, 0.5) is False for mean in novel.values())
+    highest = sorted(novel, key=lambda name: merit(novel[name]), reverse=True)[:3]
+    return Verdict(
+        "No model solves functions of terms that training never had.",
+        False if solved else True if unsolved else None,
+        f"R² on novel, the highest three: {', '.join(f'{name} {novel[name]}' for name in highest)}",
+    )
+
+
 def beside_the_paper(experiment: Experiment, study: Study) -> list[Table]:
     """Table A1's rows, as reported, beside ours, for an experiment that fills one of its columns."""
     if (task := COLUMNS.get(experiment.name)) is None or study.scale == "smoke":
@@ -39,11 +54,10 @@ def beside_the_paper(experiment: Experiment, study: Study) -> list[Table]:
         mine = [row for row in study.rows if _model_of(row) == name]
         chosen = select(Study(study.scale, mine, study.folder), ()) if mine else []
         mean = Mean.of(row[f"compositional/{METRICS[task]}"] for row in chosen)
-        reported = model.logic if task == "logic" else model.sraven
         row: Row = {"model": model.words, "here": name if model.fields else None}
-        row |= {"paper, as reported": model.reported(task), "ours": mean if mine else None}
+        row |= {"paper, as reported": model.reported_words(task), "ours": mean if mine else None}
         if comparable:
-            row["intervals"] = {True: "overlap", False: "apart", None: None}[agree(mean, reported) if mine else None]
+            row["intervals"] = {True: "overlap", False: "apart", None: None}[agree(mean, model.reported(task))]
         rows.append(row)
     return [Table(_title(task, study.rows, comparable), rows)]
 

@@ -25,7 +25,7 @@ from headcode.experiments.pages import (
     shown,
     write_pages,
 )
-from headcode.experiments.paper import agree, beside_the_paper
+from headcode.experiments.paper import agree, beside_the_paper, no_model_solves
 from headcode.experiments.records import find_records, recorded_rows
 from headcode.experiments.run import NothingRecorded, findings_of
 from headcode.run import RunConfig
@@ -132,9 +132,9 @@ def test_the_papers_thirteen_rows_stand_beside_ours():
     for name, task in (("logic-ablation", "logic"), ("sraven-ablation", "sraven")):
         rows = read_findings(RESULTS, name)["tables"][-1]["rows"]
         told = {row["model"]: row["paper, as reported"] for row in rows}
-        assert told == {model.words: model.reported(task) for model in TABLE_A1.values()}
+        assert told == {model.words: model.reported_words(task) for model in TABLE_A1.values()}
         assert sum(row["ours"] is not None for row in rows) >= 8
-    assert TABLE_A1["hyla"].reported("logic") == "0.811 ± 0.078 s.e."
+    assert TABLE_A1["hyla"].reported_words("logic") == "0.811 (s.e. 0.078)"
 
 
 def test_agreement_by_hand():
@@ -143,6 +143,17 @@ def test_agreement_by_hand():
     assert agree(ours, (1.04, 0.1)) is True and agree(ours, (1.05, 0.1)) is False
     assert agree(ours, (0.16, 0.1)) is True and agree(ours, (0.15, 0.1)) is False
     assert agree(Mean.of([0.6]), (0.6, 0.1)) is None
+
+
+def test_who_solves_functions_of_new_terms():
+    """0.6 ± 0.248, 0.3 ± 0.124 (t of two degrees of freedom), and one that may be either."""
+    high, low, wide = Mean.of([0.5, 0.6, 0.7]), Mean.of([0.25, 0.3, 0.35]), Mean.of([0.1, 0.4, 0.9])
+    assert no_model_solves({"a": low, "b": high}).holds is False
+    assert no_model_solves({"a": low, "b": low}).holds is True
+    assert no_model_solves({"a": low, "b": wide}).holds is None
+    assert no_model_solves({"a": low, "b": Mean.of([0.1])}).holds is None  # one seed
+    told = no_model_solves({"a": low, "b": wide, "c": high, "d": Mean.of([None])}).evidence
+    assert told == "R² on novel, the highest three: c 0.600 ± 0.248, b 0.467 ± 1.004, a 0.300 ± 0.124"
 
 
 def test_a_model_is_its_most_exact_row_of_the_table(tmp_path, monkeypatch):
