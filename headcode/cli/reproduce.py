@@ -21,7 +21,7 @@ from headcode.cli._training import Switch
 from headcode.cli.sweep import Jobs, Option, Threads, options_of, plain_endings, say_failures
 from headcode.experiments import EXPERIMENTS, SCALES, Experiment, Outcome, estimate, experiment, planned_runs, reproduce
 from headcode.experiments.base import Scale
-from headcode.experiments.pages import table_cells, write_pages
+from headcode.experiments.pages import FINDINGS, table_cells, write_pages
 from headcode.experiments.run import NothingRecorded
 from headcode.sweep import SweepFailed
 from headcode.train import Runtime
@@ -70,7 +70,9 @@ class Command:
             return
         names = EXPERIMENTS if self.name == ALL else (self.name,)
         if self.name == ALL and self.recorded:
-            names = tuple(name for name in names if not experiment(name).needs_weights)
+            # New results are made one by one: runs that experiments share would else begin pages of single runs.
+            made = [name for name in names if self.pages is None or (self.pages / name / FINDINGS).is_file()]
+            names = tuple(name for name in made if not experiment(name).needs_weights)
         if not all([self._one(experiment(name)) for name in names]):
             raise SystemExit(1)
 

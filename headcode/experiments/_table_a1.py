@@ -49,9 +49,9 @@ TABLE_A1: dict[str, Model] = dict(
         _method("hyla_deep_linear_unnormed", "HYLA - nonlinearity - RMSHead", (0.7942, 0.0743), (0.5633, 0.0141)),
         _method("softmax_hyla", "HYLA - RMSHead + softmax", (0.7098, 0.0708), (0.3821, 0.0298)),
         ("hyla_deeper", Model("HYLA + deeper value network", {}, (0.8765, 0.0454), (0.6659, 0.0008))),
-        ("softmax_moe", Model("softmax attention + MoE", {}, (0.6383, 0.0607), (0.5768, 0.0131))),
-        ("linear_moe", Model("linear attention + MoE", {}, (0.6009, 0.0616), (0.6434, 0.0430))),
-        ("hyla_moe", Model("HYLA + MoE", {}, (0.8237, 0.0655), (0.6694, 0.0394))),
+        ("softmax_experts", Model("softmax attention + MoE", {}, (0.6383, 0.0607), (0.5768, 0.0131))),
+        ("linear_experts", Model("linear attention + MoE", {}, (0.6009, 0.0616), (0.6434, 0.0430))),
+        ("hyla_experts", Model("HYLA + MoE", {}, (0.8237, 0.0655), (0.6694, 0.0394))),
     ]
 )
 """By the name that each has here."""

@@ -26,6 +26,8 @@ Scale = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")
 Row = dict[str, Any]
 NamedConfigs = Iterable[tuple[str, RunConfig]]
+NO_SEED = "no seed has both"
+"""What is measured where the runs of one side are missing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +154,7 @@ def compare(statement: str, better: Mapping[int, float], worse: Mapping[int, flo
     """
     seeds, alone = sorted(set(better) & set(worse)), sorted(set(better) ^ set(worse))
     if not seeds:
-        return Verdict(statement, None, "no seed has both")
+        return Verdict(statement, None, NO_SEED)
     differences = {seed: better[seed] - worse[seed] for seed in seeds}
     listed = ", ".join(f"{difference:+.3f} (seed {seed})" for seed, difference in differences.items())
     mean = Mean.of(differences.values())

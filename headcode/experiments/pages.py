@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headcode.experiments.base import Experiment, Row, Verdict
+from headcode.experiments.base import NO_SEED, Experiment, Row, Verdict
 from headcode.experiments.claims import CLAIMS, Claim
 from headcode.experiments.mean import Mean
 from headcode.files import replace_file
@@ -220,11 +220,13 @@ def _address(claim: Claim, folder: Path) -> str:
 
 
 def _tests(claim: Claim, folder: Path) -> list[Verdict] | None:
-    """The verdicts that decide a claim; None if its experiment has not been run."""
+    """The verdicts that decide a claim; None if its experiment, or what it needs of it, has not been run."""
     if not (folder / claim.experiment / FINDINGS).is_file():
         return None
     verdicts = _verdicts(read_findings(folder, claim.experiment))
-    return [v for v in verdicts if not claim.tests or any(re.search(test, v.statement) for test in claim.tests)]
+    tests = [v for v in verdicts if not claim.tests or any(re.search(test, v.statement) for test in claim.tests)]
+    decided = [test for test in tests if test.evidence != NO_SEED]
+    return None if tests and not decided else decided
 
 
 def _ours(claim: Claim, folder: Path) -> str:

@@ -157,8 +157,10 @@ def test_who_solves_functions_of_new_terms():
 
 
 def test_a_model_is_its_most_exact_row_of_the_table(tmp_path, monkeypatch):
-    experts = Model("softmax with experts", {"method": "softmax", "feedforward": "moe"}, (0.5, 0.1), (0.5, 0.1))
-    monkeypatch.setitem(TABLE_A1, "softmax_moe", experts)
+    experts = Model(
+        "softmax with experts", logic=(0.5, 0.1), sraven=(0.5, 0.1), fields={"method": "softmax", "feedforward": "moe"}
+    )
+    monkeypatch.setitem(TABLE_A1, "softmax_experts", experts)
     fixed = {"steps": 7, "learning_rate": 1e-3, "weight_decay": 0.1, "iid/r2": 0.5}
     rows = [
         {**fixed, "method": "softmax", "feedforward": kind, "seed": seed, "compositional/r2": score + seed / 10}
@@ -167,7 +169,7 @@ def test_a_model_is_its_most_exact_row_of_the_table(tmp_path, monkeypatch):
     ]
     (table,) = beside_the_paper(experiment("logic-ablation"), Study("laptop", rows, tmp_path))
     ours = {row["here"]: row["ours"] for row in table.rows if row["ours"]}
-    assert ours == {"softmax": Mean.of([0.25, 0.35]), "softmax_moe": Mean.of([0.5, 0.6])}
+    assert ours == {"softmax": Mean.of([0.25, 0.35]), "softmax_experts": Mean.of([0.5, 0.6])}
     assert beside_the_paper(experiment("heads"), Study("laptop", rows, tmp_path)) == []
 
 
@@ -250,6 +252,7 @@ def test_claims_take_their_verdicts_from_the_findings(monkeypatch, tmp_path):
         verdict("A is ahead of C with N=1.", None, "+0.2 ± 0.4"),
         verdict("D helps.", True, "+0.1 ± 0.05"),
         verdict("E helps.", None, "+0.1 ± 0.5"),
+        {"statement": "G helps.", "holds": None, "evidence": "no seed has both"},
     ]
     (tmp_path / "results" / "small").mkdir(parents=True)
     (tmp_path / "results" / "small" / FINDINGS).write_text(json.dumps({**FINDINGS_OF_TWO, "verdicts": told}))
@@ -266,6 +269,7 @@ def test_claims_take_their_verdicts_from_the_findings(monkeypatch, tmp_path):
         Claim("Fig. 6", "nothing", "small", ("F helps",)),
         Claim("Fig. 7", "no difference", "small", ("E helps",), kind="no difference"),
         Claim("Fig. 8", "to come", "later"),
+        Claim("Fig. 9", "one side is missing", "small", ("G helps",)),
         Claim("B.2", "in words", ours="half", word="disagrees", page="tasks.md#there"),
     ) == [
         ("Fig. 1", "both", f"ahead of B: +0.3 ± 0.1; ahead of C: +0.2 ± 0.4 {last}", mixed, "–"),
@@ -276,6 +280,7 @@ def test_claims_take_their_verdicts_from_the_findings(monkeypatch, tmp_path):
         ("Fig. 6", "nothing", "–", "not tested", "–"),
         ("Fig. 7", "no difference", f"+0.1 ± 0.5 {last}", "inconclusive", "–"),
         ("Fig. 8", "to come", "–", "not run yet at laptop scale", "–"),
+        ("Fig. 9", "one side is missing", "–", "not run yet at laptop scale", "–"),
         ("B.2", "in words", "half", "disagrees", "[tasks](tasks.md#there)"),
     ]  # fmt: skip
     assert "| Fig. 8 | – | not run yet at laptop scale | not run yet at laptop scale |" in figures_table(folder)
