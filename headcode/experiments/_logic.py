@@ -20,7 +20,7 @@ def logic_base(scale: Scale) -> RunConfig:
     """smoke: seconds, and no result; laptop: the paper's model for 8,000 steps; paper: 50,000 steps."""
     if scale == "paper":
         return preset("logic-paper")
-    # Of the paper's two learning rates the one that fits the training compositions better (docs/results.md).
+    # Of the paper's two learning rates the one that fits the training compositions better (docs/results/learning.md).
     config = override(preset("logic"), learning_rate=3e-3)
     if scale == "laptop":
         return config

@@ -15,6 +15,8 @@ from headcode.experiments._ablation import (
 from headcode.experiments._logic import SELECTION, logic_base, paper_search, seeds_of, select
 from headcode.experiments._table_a1 import TABLE_A1
 from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict
+from headcode.experiments.mean import Mean, per_seed
+from headcode.experiments.paper import no_model_solves
 from headcode.report.style import PALETTE
 
 SPLITS = {"iid": PALETTE[5], "compositional": PALETTE[0], "novel": PALETTE[4]}
@@ -50,7 +52,11 @@ class LogicAblation(Experiment):
         return [Table("R², mean and 95 % interval over seeds; `seed by seed` is compositional", rows)]
 
     def verdicts(self, study: Study) -> list[Verdict]:
-        return compare_models(chosen_models(study, select), "r2", STATEMENTS)
+        chosen = chosen_models(study, select)
+        novel = {
+            model: Mean.of(per_seed(chosen.rows, "novel/r2", model=model).values()) for model in chosen.values("model")
+        }
+        return [*compare_models(chosen, "r2", STATEMENTS), no_model_solves(novel)]
 
     def draw(self, study: Study, stem: Path) -> list[Path]:
         return draw_models(chosen_models(study, select), "logic", "r2", "R²", SPLITS, stem)

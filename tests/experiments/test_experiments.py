@@ -86,7 +86,7 @@ def check(name, out):
     assert found["runs"] == len(planned_runs(experiment(name), "smoke"))
     assert found["selection"]
     assert found["verdicts"]
-    assert {verdict["word"] for verdict in found["verdicts"]} <= {"supports", "disagrees", "cannot tell"}
+    assert {verdict["word"] for verdict in found["verdicts"]} <= {"supports", "disagrees", "inconclusive"}
     if len(found["seeds"]) < 2:
         # What holds exactly, and what an analysis trains itself on several seeds, does not hang on the runs' seeds.
         claims = {v["statement"] for v in found["verdicts"] if v["holds"] is not None}
@@ -150,7 +150,7 @@ def test_compare_seed_by_seed():
     differences = "difference +0.000 ± 0.621: -0.250 (seed 0), +0.250 (seed 1), +0.000 (seed 2)"
     assert mixed.evidence == f"{differences}; only one of the two on seed 8, 9"
     nothing = compare("s", {0: 0.5}, {1: 0.5})
-    assert (nothing.holds, nothing.word) == (None, "cannot tell")
+    assert (nothing.holds, nothing.word) == (None, "inconclusive")
 
 
 def test_one_seed_supports_nothing():
@@ -186,7 +186,7 @@ def test_longer_codes_are_each_compared_with_the_shortest(tmp_path):
     ]
     found = experiment("heads").verdicts(Study("laptop", rows, tmp_path))
     assert [(verdict.statement, verdict.word) for verdict in found] == [
-        ("hyla: a code of 2 numbers generalises better than a code of 1.", "cannot tell"),
+        ("hyla: a code of 2 numbers generalises better than a code of 1.", "inconclusive"),
         ("hyla: a code of 4 numbers generalises better than a code of 1.", "supports"),
     ]
 
@@ -200,7 +200,7 @@ def test_the_grid_of_one_seed_ranks_nothing(tmp_path):
     }
     rows = [{"norm": norm, "value_net": net, "compositional/r2": score} for (norm, net), score in cells.items()]
     best, nonlinear = experiment("logic-grid").verdicts(Study("laptop", rows, tmp_path))
-    assert best.word == nonlinear.word == "cannot tell"
+    assert best.word == nonlinear.word == "inconclusive"
     assert best.evidence.startswith("place 1 of 4 with 0.900;") and best.evidence.endswith("one seed")
     assert nonlinear.evidence == "in 100% of 2 cells; one seed"
 
