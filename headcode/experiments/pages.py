@@ -40,7 +40,9 @@ def page(experiment: Experiment, findings: Findings, commentary: str = "", files
         lines += [f"![{experiment.title}]({files}{figure})", ""]
     lines += [said.strip(), ""] if said.strip() else []
     tests = [{"statement": v.statement, "measured": v.evidence, "verdict": v.word} for v in _verdicts(findings)]
-    lines += ["## Verdicts", "", markdown_table(tests), "", "## Numbers", ""]
+    lines += ["## Verdicts", ""]
+    lines += ["On each statement; [what the words mean](../results.md#at-a-glance).", ""] if files else []
+    lines += [markdown_table(tests), "", "## Numbers", ""]
     for table in findings["tables"]:
         lines += _table(table["title"], table["rows"])
     lines += ["## Notes", "", notes.strip(), ""] if notes.strip() else []

@@ -198,6 +198,7 @@ def test_a_page_has_the_figure_the_sentences_the_tables_and_the_command():
     assert text == (
         "# Small\n\nA test?\n\n**The paper:** Nothing.\n\n![Small](small/small.png)\n\n"
         "Layer one has 0.500 ± 0.250, +0.100 ± 0.200.\n\n## Verdicts\n\n"
+        "On each statement; [what the words mean](../results.md#at-a-glance).\n\n"
         "| statement | measured | verdict |\n| --- | --- | --- |\n"
         "| A is ahead. | difference +0.100 ± 0.200: +0.1 (seed 0) | inconclusive |\n\n## Numbers\n\nScores:\n\n"
         "| method | layer | R² |\n| --- | --- | --- |\n| hyla | 1 | 0.500 ± 0.250 |\n| hyla | 2 | – |\n\n"
