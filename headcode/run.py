@@ -85,6 +85,9 @@ class RunConfig(Config):
     auxiliary_weight: float = 0.0
     """Weight of the task's auxiliary targets in the loss: further heads of the model, which nothing else reads, predict
     what the task knows about the tokens of training instances. 0 is none."""
+    balance_weight: float = 0.01
+    """Of a model with several experts: weight of a loss that is smallest when all experts are used equally. It is added
+    to the gradients alone; the losses of records are the task's."""
     ema_decay: float | None = None
     """Keep an exponential moving average of the weights with this decay, and evaluate that."""
     seed: int = 0
@@ -104,7 +107,7 @@ class RunConfig(Config):
         for name in ("steps", "batch_size", "accumulate", "log_every", "eval_batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}.")
-        for name in ("auxiliary_weight", "eval_every", "eval_size", "checkpoint_every"):
+        for name in ("auxiliary_weight", "balance_weight", "eval_every", "eval_size", "checkpoint_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}.")
         if not 0 <= self.seed < 2**63:

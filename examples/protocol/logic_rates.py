@@ -11,5 +11,6 @@ from headcode.sweep import grid
 
 
 def sweep():
-    base = override(preset("logic-paper"), steps=8000, eval_every=2000, seed=0)
-    yield from grid(base, method=list(METHODS), learning_rate=[1e-3])
+    base = override(preset("logic-paper"), steps=8000, eval_every=2000, eval_size=4096, seed=0)
+    methods = [name for name, method in METHODS.items() if method.authors_name]  # the others: logic_rates_2.py
+    yield from grid(base, method=methods, learning_rate=[1e-3])

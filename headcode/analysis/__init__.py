@@ -9,6 +9,7 @@ reading = read_model("folder-or-hub-name", "Some text.")
 """
 
 from headcode.analysis.ablate import ablate, ablate_directions, class_directions, heads_against_generalisation
+from headcode.analysis.authors import as_authors
 from headcode.analysis.codes import capture, choose_pairs, codes_of
 from headcode.analysis.decode import Decoder, Examples, Score, decode, examples, score, write_csv, write_decoding
 from headcode.analysis.files import Arrays, open_arrays
@@ -29,6 +30,7 @@ __all__ = [
     "ablate",
     "ablate_directions",
     "along_training",
+    "as_authors",
     "capture",
     "checkpoints_of",
     "choose_pairs",

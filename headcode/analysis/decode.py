@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from headcode.analysis.authors import as_authors
 from headcode.analysis.codes import Keys, capture, codes_of, layers_of
 from headcode.analysis.files import Arrays
-from headcode.analysis.runs import UNTRAINED, check_split, open_run
+from headcode.analysis.runs import UNTRAINED, OpenRun, check_split, open_run
 from headcode.files import is_there, read_json, replace_file, temporary_folder, to_json
 from headcode.tasks import Task
 from headcode.version import __version__
@@ -179,6 +180,7 @@ def decode(
     layers: Sequence[int] | None = None,
     keys: Keys = "self",
     inputs: str | None = None,
+    authors: bool = False,
     fit_size: int = 4096,
     test_size: int = 4096,
     controls: Sequence[str] = CONTROLS,
@@ -189,10 +191,11 @@ def decode(
 
     Decoders are fitted on fresh samples (`iid`) of the training compositions. Each row has the layer, `source`
     (codes or a control), `split`, `subset` (all, and for codes solved and failed) and the numbers of `Score`.
+    With `authors`, the codes are those that the paper's authors take, whatever `keys` and `inputs` say.
     """
     if unknown := [name for name in controls if name not in CONTROLS]:
         raise ValueError(f"The controls are {', '.join(CONTROLS)}; there is no {unknown[0]!r}.")
-    run = open_run(path, checkpoint, inputs=inputs)
+    run, pairs = _opened(path, checkpoint, inputs, keys, authors)
     for split in (fit_split, *test_splits):
         check_split(run.task, split)
     if fit_split in test_splits:
@@ -200,7 +203,7 @@ def decode(
     numbers = layers_of(run, layers)
     residual = "residual" in controls
     rows: list[dict[str, Any]] = []
-    options: dict[str, Any] = {"layers": numbers, "keys": keys, "batch_size": batch_size}
+    options: dict[str, Any] = {"layers": numbers, "batch_size": batch_size, **pairs}
     with temporary_folder("decode") as folder:
         sizes = {**dict.fromkeys(test_splits, test_size), fit_split: fit_size}
         files = {
@@ -210,7 +213,7 @@ def decode(
         for layer in numbers:
             rows += _rows(run.task, files, fit_split, test_splits, layer, controls, seed)
         if UNTRAINED in controls:
-            start = open_run(path, UNTRAINED, inputs=inputs)
+            start, _ = _opened(path, UNTRAINED, inputs, keys, authors)
             blank = {
                 split: capture(start, split, folder / f"untrained-{split}.npz", size=size, **options)
                 for split, size in sizes.items()
@@ -228,7 +231,8 @@ def decode(
         "fit_split": fit_split,
         "fit_size": fit_size,
         "test_size": test_size,
-        "keys": keys if isinstance(keys, str) else list(keys),
+        "keys": pairs["keys"] if isinstance(pairs["keys"], str) else list(pairs["keys"]),
+        "authors": authors,
         "inputs": getattr(run.task, "inputs", None),
         "decoder_seed": seed,
         "strengths": list(STRENGTHS),
@@ -237,6 +241,14 @@ def decode(
     }
     rows.sort(key=lambda row: (row["split"], row["layer"], row["subset"] != "all", _order(row["source"])))
     return {"card": card, "rows": rows}
+
+
+def _opened(
+    path: str | Path, checkpoint: str, inputs: str | None, keys: Keys, authors: bool
+) -> tuple[OpenRun, dict[str, Any]]:
+    """The run, and which of its codes count."""
+    run = open_run(path, checkpoint, inputs=inputs)
+    return as_authors(run) if authors else (run, {"keys": keys})
 
 
 def write_decoding(result: dict[str, Any], folder: str | Path, name: str = "decode") -> tuple[Path, Path]:

@@ -8,7 +8,7 @@ A map of them, coloured by rule or term: headcode codes runs/first --map tsne
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -39,6 +39,9 @@ class Command:
     """last, best, a name such as step-500, or untrained (the weights before the first step)."""
     inputs: Literal["uniform", "fixed_context", "fixed_query"] | None = None
     """Fuzzy logic: which points all sequences share; as in training unless given."""
+    authors: Switch = False
+    """The codes that the paper's authors take, in place of --queries, --keys and --inputs: on SRAVEN puzzles without
+    permutations, of the last answering token to its own feature in the other panels of its row."""
     residual: Switch = False
     """Also keep the residual stream after each layer, at the queries."""
     batch_size: int = 256
@@ -56,10 +59,15 @@ class Command:
         from rich.console import Console
         from rich.progress import Progress
 
+        from headcode.analysis.authors import as_authors
         from headcode.analysis.codes import capture
         from headcode.analysis.runs import open_run
 
+        check_authors(self.authors, self.queries, self.keys if self.keys != ("self",) else (), self.inputs)
         run = open_run(self.run_folder, self.checkpoint, inputs=self.inputs)
+        pairs: dict[str, Any] = {"queries": self.queries, "keys": parse_keys(self.keys)}
+        if self.authors:
+            run, pairs = as_authors(run)
         out = self.run_folder / "codes.npz" if self.out is None else self.out
         with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
             work = bar.add_task("capturing codes", total=self.size)
@@ -70,8 +78,7 @@ class Command:
                 size=self.size,
                 start=self.start,
                 layers=self.layers,
-                queries=self.queries,
-                keys=parse_keys(self.keys),
+                **pairs,
                 residual=self.residual,
                 batch_size=self.batch_size,
                 progress=lambda done: bar.advance(work, done),
@@ -102,6 +109,12 @@ class Command:
                 stem = out.parent / "figures" / f"{path.stem}-{colour}"
                 drawn = code_map({f"layer {layer}": path}, stem, colour)
                 print(f"wrote {', '.join(map(str, drawn))}")
+
+
+def check_authors(authors: bool, *instead: object) -> None:
+    """Refuse the authors' choice of codes beside another one."""
+    if authors and any(instead):
+        raise ValueError("--authors says itself which codes count: leave out --queries, --keys and --inputs.")
 
 
 def parse_keys(words: tuple[str, ...]) -> str | list[int]:

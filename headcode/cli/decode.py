@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from headcode.cli._training import Switch, print_json
-from headcode.cli.codes import Numbers, parse_keys
+from headcode.cli.codes import Numbers, check_authors, parse_keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,9 @@ class Command:
     inputs: Literal["uniform", "fixed_context", "fixed_query"] | None = None
     """Fuzzy logic: which points all sequences share; unless given, fixed_context for decoders and likeness, and as in
     training for --patch and --ablate."""
+    authors: Switch = False
+    """For decoders and --likeness, the codes that the paper's authors take, in place of --keys and --inputs: on SRAVEN
+    puzzles without permutations, of the last answering token to its own feature in the other panels of its row."""
     checkpoint: str = "last"
     """last, best or a name such as step-500."""
     size: int = 4096
@@ -59,8 +62,11 @@ class Command:
     """Print one JSON object."""
 
     def run(self) -> None:
+        check_authors(self.authors, self.keys, self.inputs)
         out = self.run_folder / "analysis" if self.out is None else self.out
         wanted = [name for name in ("patch", "ablate", "likeness", "training") if getattr(self, name)]
+        if self.authors and (other := [name for name in wanted if name != "likeness"]):
+            raise ValueError(f"--authors is for decoders and --likeness: leave it out with --{other[0]}.")
         printed = {}
         for name in wanted or ["decode"]:
             printed[name] = getattr(self, f"_{name}")(out)
@@ -78,6 +84,7 @@ class Command:
             layers=self.layers,
             keys=self._keys(),
             inputs=self._inputs(),
+            authors=self.authors,
             fit_size=self.size,
             test_size=self.size,
             controls=self.controls,
@@ -133,6 +140,7 @@ class Command:
         return result
 
     def _likeness(self, out: Path) -> dict[str, Any]:
+        from headcode.analysis.authors import as_authors
         from headcode.analysis.codes import capture
         from headcode.analysis.files import open_arrays
         from headcode.analysis.maps import likeness
@@ -142,7 +150,10 @@ class Command:
 
         run = open_run(self.run_folder, self.checkpoint, inputs=self._inputs())
         layers = check_layers(self.layers, run.config.model.num_layers)
-        options: dict[str, Any] = {"size": self.size, "layers": layers, "keys": self._keys()}
+        pairs: dict[str, Any] = {"keys": self._keys()}
+        if self.authors:
+            run, pairs = as_authors(run)
+        options: dict[str, Any] = {"size": self.size, "layers": layers, **pairs}
         rows, paths = [], []
         with temporary_folder("likeness") as folder:
             seen = capture(run, "iid", folder / "seen.npz", **options)

@@ -91,7 +91,7 @@ class Command:
         """Scores of every split, and how well a linear decoder finds the terms in the codes of held-out functions."""
         from headcode.analysis.decode import decode
         from headcode.cli._tables import aligned_table
-        from headcode.experiments.run import table_cells
+        from headcode.experiments.pages import table_cells
 
         table = []
         for row in rows:

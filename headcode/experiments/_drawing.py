@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from headcode.experiments.mean import Mean
-from headcode.ops import METHODS
 from headcode.report.style import METHOD_COLOURS, PALETTE
 
 _OTHER_COLOURS = tuple(colour for colour in PALETTE if colour not in METHOD_COLOURS.values())
@@ -62,16 +61,6 @@ def bars(axes: Any, groups: Mapping[str, Sequence[Mean]], labels: Sequence[str],
                 axes.errorbar(position, mean.value, mean.half_width, color="0.35", linewidth=0.8, capsize=2, zorder=2)
     axes.set_xticks(range(len(labels)), labels)
     axes.axhline(0, color="0.7", linewidth=0.6, zorder=0)
-
-
-def method_labels(methods: Sequence[str]) -> list[str]:
-    """What stands under the bars of a method: its name in two lines, its norm and its value network."""
-    names = [method.replace("_deep_linear", "_deep\n_linear", 1) for method in methods]
-    names = [name if "\n" in name else f"{name}\n" for name in names]
-    return [
-        f"{name}\n{METHODS[method].norm}\n{METHODS[method].value_net}"
-        for name, method in zip(names, methods, strict=True)
-    ]
 
 
 def limits(axes: Any, means: Sequence[Mean], top: float = 1.02) -> None:

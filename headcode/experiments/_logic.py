@@ -5,19 +5,22 @@ from typing import Any
 
 from headcode.experiments import base
 from headcode.experiments.base import Row, Scale, Study
+from headcode.ops import METHODS
 from headcode.presets import preset
 from headcode.run import RunConfig, override
 
 PAPER_RATES = (1e-3, 3e-3)
 PAPER_DECAYS = (0.1, 0.03)
 MAIN_METHODS = ("softmax", "linear", "hyla")
+ABLATED_METHODS = tuple(name for name, method in METHODS.items() if method.authors_name)
+"""The eight methods of the authors' repository, all of one size."""
 
 
 def logic_base(scale: Scale) -> RunConfig:
     """smoke: seconds, and no result; laptop: the paper's model for 8,000 steps; paper: 50,000 steps."""
     if scale == "paper":
         return preset("logic-paper")
-    # Of the paper's two learning rates the one that fits the training compositions better (docs/results.md).
+    # Of the paper's two learning rates the one that fits the training compositions better (docs/results/learning.md).
     config = override(preset("logic"), learning_rate=3e-3)
     if scale == "laptop":
         return config

@@ -26,11 +26,14 @@ from headcode.train.folder import read_metrics, read_run_config
 PAPER_RATES = (1e-3, 3e-4)
 PAPER_DECAYS = (0.1, 0.3)
 PAPER_WARMUPS = (1000, 3000)
+"""Of Fig. 4; Table A1 has the first alone."""
 PAPER_INSTANCES = (10_000_000, 20_000_000, 40_000_000)
+ABLATION_INSTANCES = 20_000_000
+"""Of the SRAVEN column of Table A1."""
 WIDTHS = ("dim", "num_heads", "qk_dim", "v_dim", "mlp_dim")
 SELECTION = (
-    "At paper scale the learning rate (1e-3, 3e-4), decay (0.1, 0.3) and warm-up (1000, 3000) with the best mean "
-    "accuracy on seen compositions (iid), per method and setting; at laptop scale one setting for all. The last "
+    "At paper scale the learning rate (1e-3, 3e-4), decay (0.1, 0.3) and (Fig. 4) warm-up (1000, 3000) with the best "
+    "mean accuracy on seen compositions (iid), per method and setting; at laptop scale one setting for all. The last "
     "checkpoint counts. No held-out score chooses anything."
 )
 SETTING_WORDS = (
@@ -43,7 +46,7 @@ CEILING_PUZZLES = {"smoke": 500, "laptop": 20_000, "paper": 100_000}
 def sraven_base(scale: Scale) -> RunConfig:
     """smoke: seconds, and no result; laptop: 2 features in minutes; paper: the ×1 model on 10 million instances."""
     if scale == "paper":
-        return preset("sraven")
+        return with_instances(preset("sraven-paper"), min(PAPER_INSTANCES))
     plain = override(
         preset("sraven-fast"), auxiliary_weight=0.0, position_period=None, v_dim=preset("sraven").model.v_dim
     )
@@ -62,7 +65,7 @@ def shortened(config: RunConfig, scale: Scale) -> RunConfig:
 
 
 def seeds_of(scale: Scale) -> range:
-    """The paper has several seeds; two cores have one, but for `main_seeds` (`--seeds` takes fewer, never more)."""
+    """The paper has three seeds; two cores have one, but for `main_seeds` (`--seeds` takes fewer or more)."""
     return range(3 if scale == "paper" else 1)
 
 
@@ -76,26 +79,34 @@ def widened(config: RunConfig, factor: float) -> RunConfig:
     return override(config, **{name: round(factor * getattr(config.model, name)) for name in WIDTHS})
 
 
-def paper_search(scale: Scale) -> dict[str, Sequence[float]]:
-    """The paper's grid of learning rates, decays and warm-ups; one of each at the smaller scales."""
-    if scale != "paper":
-        return {}
-    return {"learning_rate": PAPER_RATES, "weight_decay": PAPER_DECAYS, "warmup_steps": PAPER_WARMUPS}
-
-
 def with_instances(config: RunConfig, instances: int) -> RunConfig:
     """Trained on so many instances: the schedule ends there, as in the paper's runs of different length."""
     return override(config, steps=instances // config.batch_size)
 
 
-def searched(config: RunConfig, scale: Scale, **fields: Sequence[Any]) -> list[tuple[str, RunConfig]]:
+def paper_search(scale: Scale, warmups: Sequence[int] = PAPER_WARMUPS[:1]) -> dict[str, Sequence[Any]]:
+    """The paper's grid of learning rates and decays, with its warm-ups; one of each at the smaller scales."""
+    if scale != "paper":
+        return {}
+    return {"learning_rate": PAPER_RATES, "weight_decay": PAPER_DECAYS, "warmup_steps": warmups}
+
+
+def searched(
+    config: RunConfig, scale: Scale, *, warmups: Sequence[int] = PAPER_WARMUPS[:1], **fields: Sequence[Any]
+) -> list[tuple[str, RunConfig]]:
     """The grid of some fields, with seeds and (paper) the search."""
-    return list(grid(config, **{"seed": seeds_of(scale), **fields, **paper_search(scale)}))
+    return list(grid(config, **{"seed": seeds_of(scale), **fields, **paper_search(scale, warmups)}))
 
 
 def select(study: Study, groups: Sequence[str]) -> list[Row]:
     """The runs at the learning rate, decay and warm-up with the best mean iid accuracy, in groups of equal fields."""
     return base.select(study, groups, ("learning_rate", "weight_decay", "warmup_steps"), "iid/accuracy")
+
+
+def losses_along(folder: Path, batch_size: int) -> list[dict[str, float]]:
+    """Instances seen, and the training loss, at every line of the log."""
+    records = (record for record in read_metrics(folder) if record["kind"] == "train")
+    return [{"instances": record["step"] * batch_size, "loss": record["loss"]} for record in records]
 
 
 def accuracy_along(folder: Path, batch_size: int) -> list[dict[str, float]]:
@@ -125,12 +136,31 @@ def ceilings(task: SRaven, count: int) -> dict[str, dict[str, float]]:
 
 def note_ceilings(study: Study, say: Callable[[str], None]) -> None:
     """Ceilings, means over the seeds' puzzles, into `study.extra`, and into a file beside the figure."""
-    tasks = [read_run_config(Path(row["folder"])).task for row in study.where(task=SRaven.name)]
+    (study.extra["ceilings"],) = ceilings_by(study, "task", say).values()
+    write_json(study.folder / "ceilings.json", study.extra["ceilings"])
+
+
+def ceilings_by(study: Study, field: str, say: Callable[[str], None]) -> dict[Any, dict[str, dict[str, float]]]:
+    """By the field's value: the ceilings of each split's puzzles, means over the seeds."""
     count = CEILING_PUZZLES[study.scale]
     say(f"the oracle's ceiling, of {count:,} puzzles of each split")
-    each = [ceilings(task, count) for task in {t.seed: t for t in tasks if isinstance(t, SRaven)}.values()]
-    study.extra["ceilings"] = {
+    known: dict[SRaven, dict[str, dict[str, float]]] = {}
+    by_value: dict[Any, list[SRaven]] = {}
+    for row in study.where(task=SRaven.name):
+        task = read_run_config(Path(row["folder"])).task
+        assert isinstance(task, SRaven)
+        # Training's curriculum changes none of the puzzles that models are evaluated on.
+        task = task.replace(aligned=0.0)
+        tasks = by_value.setdefault(row[field], [])
+        if task not in tasks:
+            tasks.append(task)
+        if task not in known:
+            known[task] = ceilings(task, count)
+    return {value: _mean_ceilings([known[task] for task in tasks]) for value, tasks in by_value.items()}
+
+
+def _mean_ceilings(each: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    return {
         split: {name: sum(one[split][name] for one in each) / len(each) for name in numbers}
         for split, numbers in each[0].items()
     }
-    write_json(study.folder / "ceilings.json", study.extra["ceilings"])

@@ -26,6 +26,8 @@ Scale = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")
 Row = dict[str, Any]
 NamedConfigs = Iterable[tuple[str, RunConfig]]
+NO_SEED = "no seed has both"
+"""What is measured where the runs of one side are missing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """One statement, whether the measured numbers support it (None: they cannot tell), and those numbers in words."""
+    """One statement, whether the measured numbers support it (None: they do not decide), and those numbers in words."""
 
     statement: str
     holds: bool | None
@@ -46,7 +48,7 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        return {True: "supports", False: "disagrees", None: "cannot tell"}[self.holds]
+        return {True: "supports", False: "disagrees", None: "inconclusive"}[self.holds]
 
 
 @dataclasses.dataclass
@@ -65,6 +67,8 @@ class Study:
     """How many of the rows come from records of earlier runs."""
     failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """By name: why a run ended without results. It has no row."""
+    missing: Sequence[str] = ()
+    """The names of the runs that were neither trained nor recorded."""
 
     def where(self, **fields: Any) -> list[Row]:
         """The rows with these values."""
@@ -96,6 +100,10 @@ class Experiment(ABC):
     @abstractmethod
     def runs(self, scale: Scale) -> NamedConfigs:
         """The training runs of a scale."""
+
+    def plan(self, scale: Scale) -> NamedConfigs:
+        """The same runs for those who only count them: nothing that training reads has to be there yet."""
+        return self.runs(scale)
 
     def analyse(self, study: Study, say: Callable[[str], None]) -> None:  # noqa: B027 - most need nothing more
         """Work on the trained runs that their metrics do not show; findings go into `study.extra`."""
@@ -150,7 +158,7 @@ def compare(statement: str, better: Mapping[int, float], worse: Mapping[int, flo
     """
     seeds, alone = sorted(set(better) & set(worse)), sorted(set(better) ^ set(worse))
     if not seeds:
-        return Verdict(statement, None, "no seed has both")
+        return Verdict(statement, None, NO_SEED)
     differences = {seed: better[seed] - worse[seed] for seed in seeds}
     listed = ", ".join(f"{difference:+.3f} (seed {seed})" for seed, difference in differences.items())
     mean = Mean.of(differences.values())

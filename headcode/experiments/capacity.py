@@ -13,11 +13,10 @@ import numpy as np
 from matplotlib.ticker import LogLocator
 
 from headcode.experiments._drawing import colour_of, limits, line
-from headcode.experiments._logic import MAIN_METHODS, at_one_rate, seeds_of
+from headcode.experiments._logic import ABLATED_METHODS, MAIN_METHODS, at_one_rate, seeds_of
 from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare, write_json
 from headcode.experiments.mean import Mean, per_seed
 from headcode.nn import Transformer
-from headcode.ops import METHODS
 from headcode.report.style import PAGE_WIDTH, canvas, save
 from headcode.run import RunConfig, override
 from headcode.sweep import grid
@@ -41,7 +40,7 @@ class Capacity(Experiment):
 
     def runs(self, scale: Scale) -> NamedConfigs:
         base = at_one_rate(scale)
-        yield from grid(base, seed=seeds_of(scale), method=tuple(METHODS))
+        yield from grid(base, seed=seeds_of(scale), method=ABLATED_METHODS)
         for method in WIDENED:
             wide = widened_to(override(base, method=method), step_flops(override(base, method="hyla")))
             for name, config in grid(wide, seed=seeds_of(scale)):
@@ -66,7 +65,7 @@ class Capacity(Experiment):
     def tables(self, study: Study) -> list[Table]:
         rows: list[Row] = []
         for wide in (False, True):
-            for method in METHODS:
+            for method in ABLATED_METHODS:
                 mine = study.where(method=method, wide=wide)
                 if mine:
                     rows.append(
@@ -82,7 +81,7 @@ class Capacity(Experiment):
                     )
         levels = self._levels(study)
         matched: list[Row] = []
-        for method in METHODS:
+        for method in ABLATED_METHODS:
             if study.where(method=method, wide=False):
                 seeds = len(study.where(method=method, wide=False))
                 scores: Row = {}
@@ -99,7 +98,7 @@ class Capacity(Experiment):
     def verdicts(self, study: Study) -> list[Verdict]:
         score = {
             (method, wide): per_seed(study.rows, "compositional/r2", method=method, wide=wide)
-            for method in METHODS
+            for method in ABLATED_METHODS
             for wide in (False, True)
         }
         found = [

@@ -82,7 +82,12 @@ class Language(Experiment):
     )
 
     def runs(self, scale: Scale) -> NamedConfigs:
-        base = with_text(language_base(scale), scale)
+        return self._grid(scale, with_text(language_base(scale), scale))
+
+    def plan(self, scale: Scale) -> NamedConfigs:
+        return self._grid(scale, language_base(scale)) if scale == "paper" else self.runs(scale)
+
+    def _grid(self, scale: Scale, base: RunConfig) -> NamedConfigs:
         yield from grid(base, learning_rate=RATES[scale], seed=seeds_of(scale), method=MAIN_METHODS)
         for seed in seeds_of(scale):
             hyla = override(base, seed=seed, method="hyla", learning_rate=MATCHED_RATE[scale])

@@ -1,5 +1,6 @@
 """Fuzzy logic: generalisation to held-out compositions, by method, held-out share and context length."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from headcode.experiments._drawing import colour_of, limits, line
@@ -68,7 +69,7 @@ class LogicGeneralisation(Experiment):
                     f"Softmax is ahead of linear {where} (no claim of the paper).", score["softmax"], score["linear"]
                 )
             )
-        return found
+        return [*found, *_declines(rows)]
 
     def draw(self, study: Study, stem: Path) -> list[Path]:
         points, every_share = study.values("num_points"), study.values("held_out")
@@ -98,6 +99,31 @@ class LogicGeneralisation(Experiment):
             handles, labels = axes[0, 0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside lower center", ncols=3)
             return save(figure, stem)
+
+
+def _declines(rows: Sequence[Row]) -> list[Verdict]:
+    """Whether HYLA loses less than the others when more is held out, and when contexts are shorter."""
+    every_length, every_share = (sorted({row[field] for row in rows}) for field in ("num_points", "held_out"))
+    changes = []
+    for points in every_length:
+        shares = sorted({row["held_out"] for row in rows if row["num_points"] == points})
+        easy, hard = ({"num_points": points, "held_out": share} for share in (shares[0], shares[-1]))
+        changes.append((f"from {shares[0]:.0%} to {shares[-1]:.0%} held out, N={points}", easy, hard))
+    for share in every_share:
+        lengths = sorted({row["num_points"] for row in rows if row["held_out"] == share})
+        easy, hard = ({"num_points": points, "held_out": share} for points in (lengths[-1], lengths[0]))
+        changes.append((f"from N={lengths[-1]} to N={lengths[0]}, {share:.0%} held out", easy, hard))
+    found = []
+    for words, easy, hard in changes:
+        if easy == hard:
+            continue
+        change = {}
+        for method in MAIN_METHODS:
+            before, after = (per_seed(rows, "compositional/r2", method=method, **where) for where in (easy, hard))
+            change[method] = {seed: after[seed] - before[seed] for seed in before.keys() & after.keys()}
+        for other in ("softmax", "linear"):
+            found.append(compare(f"HYLA declines less than {other} {words}.", change["hyla"], change[other]))
+    return found
 
 
 def _settings(study: Study) -> list[tuple[int, float]]:

@@ -1,9 +1,10 @@
 """Records of finished runs, without their weights: enough for an experiment that looks at metrics alone.
 
 RECORDS/EXPERIMENT.jsonl is a table with a line for each run, which begins with the hash of the run's configuration and
-has what its config.json, metrics.jsonl and timing.jsonl say. Tables are small and tell nothing of the machine (no
-paths, no command line), so a repository can hold them: with them another machine continues an experiment without
-training these runs again. `python -m headcode.experiments.records TABLE RUN [RUN ...]` adds finished runs to a table.
+has what its config.json, metrics.jsonl and timing.jsonl say, and the commit of its code. Tables are small and tell
+nothing of the machine (no paths, no command line), so a repository can hold them: with them another machine continues
+an experiment without training these runs again. `python -m headcode.experiments.records TABLE RUN [RUN ...]` adds
+finished runs to a table.
 """
 
 import json
@@ -19,7 +20,14 @@ from headcode.run import RunConfig, fields_of, get_field
 from headcode.sweep import config_hash
 from headcode.sweep.status import is_finished, result_row
 from headcode.train.checkpoint import RUN_CONFIG_FILE
-from headcode.train.folder import METRICS_FILE, TIMING_FILE, read_metrics, read_run_config, read_timings
+from headcode.train.folder import (
+    METRICS_FILE,
+    TIMING_FILE,
+    read_environments,
+    read_metrics,
+    read_run_config,
+    read_timings,
+)
 
 
 def add_records(runs: Iterable[Path], table: Path) -> int:
@@ -54,8 +62,16 @@ def recorded_rows(pairs: Sequence[tuple[str, RunConfig]], records: Path, folder:
         unpacked = identity in lines and unpack(lines[identity], folder / identity, config)
         source = folder / identity if unpacked else records / identity
         if unpacked or has_records(source, config):
-            found[name] = {**result_row(name, identity, source, config), "error": None}
+            commit = parse_json(lines[identity].decode()).get("commit") if unpacked else None
+            found[name] = {**result_row(name, identity, source, config), "error": None, "commit": commit}
     return found
+
+
+def recorded_names(pairs: Sequence[tuple[str, RunConfig]], records: Path) -> set[str]:
+    """The names of those runs that have a line in a table of the folder; nothing is unpacked."""
+    hashes = {name: config_hash(config) for name, config in pairs}
+    lines = find_records(records, hashes.values())
+    return {name for name, identity in hashes.items() if identity in lines}
 
 
 def find_records(records: Path, hashes: Iterable[str]) -> dict[str, bytes]:
@@ -97,10 +113,18 @@ def _start(identity: str) -> bytes:
 
 
 def _pack(run: Path, identity: str) -> bytes:
-    tables = {"metrics": _columns(read_metrics(run)), "timing": _columns(read_timings(run))}
-    return json.dumps(
-        {"hash": identity, "config": read_json(run / RUN_CONFIG_FILE), **tables}, allow_nan=False
-    ).encode()
+    entry = {"hash": identity, "config": read_json(run / RUN_CONFIG_FILE)}
+    if (commit := commit_of(run)) is not None:
+        entry["commit"] = commit
+    entry |= {"metrics": _columns(read_metrics(run)), "timing": _columns(read_timings(run))}
+    return json.dumps(entry, allow_nan=False).encode()
+
+
+def commit_of(run: Path) -> str | None:
+    """The first digits of the commit that a run's folder was begun with, if it was begun in a clone."""
+    starts = read_environments(run)
+    commit = (starts[0].get("git") or {}).get("commit") if starts else None
+    return commit[:12] if isinstance(commit, str) else None
 
 
 def _columns(records: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:

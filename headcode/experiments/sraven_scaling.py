@@ -1,16 +1,21 @@
 """SRAVEN: accuracy on seen and held-out compositions against training instances, width and depth."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from matplotlib.ticker import EngFormatter
 
 from headcode.experiments._drawing import colour_of, line
 from headcode.experiments._logic import MAIN_METHODS
 from headcode.experiments._sraven import (
     PAPER_INSTANCES,
+    PAPER_WARMUPS,
     SELECTION,
     SETTING_WORDS,
     accuracy_along,
+    losses_along,
     note_ceilings,
     searched,
     select,
@@ -21,7 +26,8 @@ from headcode.experiments._sraven import (
 from headcode.experiments.base import Experiment, NamedConfigs, Row, Scale, Study, Table, Verdict, compare, write_json
 from headcode.experiments.mean import Mean, per_seed
 from headcode.nn import Transformer
-from headcode.report.style import PAGE_WIDTH, canvas, save
+from headcode.report.style import COLUMN_WIDTH, PAGE_WIDTH, canvas, legend_below, save
+from headcode.run import override
 from headcode.train.folder import read_run_config
 
 SPLITS = {"iid": "seen compositions", "compositional": "held-out compositions"}
@@ -46,19 +52,21 @@ class SRavenScaling(Experiment):
     def runs(self, scale: Scale) -> NamedConfigs:
         base = sraven_base(scale)
         methods = ("softmax", "hyla") if scale == "smoke" else MAIN_METHODS
-        sizes = {f"width={factor}": widened(base, factor) for factor in FACTORS[scale]}
-        for depth in DEPTHS[scale]:
-            if depth != base.model.num_layers:  # that one is width 1
-                sizes[f"depth={depth}"] = base.replace(model=base.model.replace(num_layers=depth))
-        budgets = PAPER_INSTANCES if scale == "paper" else (base.steps * base.batch_size,)
+        most = base.steps * base.batch_size
+        budgets = {"smoke": (most // 2, most), "laptop": (most,), "paper": PAPER_INSTANCES}[scale]
         for instances in budgets:
-            for size, config in sizes.items():
-                for name, one in searched(with_instances(config, instances), scale, method=methods):
-                    yield f"{size},instances={instances},{name}", one
+            for factor, depth in itertools.product(FACTORS[scale], DEPTHS[scale]):
+                if scale == "laptop" and factor != 1 and depth != base.model.num_layers:
+                    continue  # two cores have width and depth one at a time
+                sized = override(widened(base, factor), num_layers=depth)
+                for name, one in searched(
+                    with_instances(sized, instances), scale, warmups=PAPER_WARMUPS, method=methods
+                ):
+                    yield f"width={factor},depth={depth},instances={instances},{name}", one
 
     def analyse(self, study: Study, say: Callable[[str], None]) -> None:
         """Accuracies along every run, numbers of parameters, and the oracle's ceiling."""
-        curves = []
+        curves, losses = [], []
         for row in study.rows:
             folder = Path(row["folder"])
             config = read_run_config(folder)
@@ -66,7 +74,8 @@ class SRavenScaling(Experiment):
             row["instances"] = row["steps"] * row["batch_size"]
             fields = {name: row[name] for name in (*GROUPS, "seed", "learning_rate", "weight_decay", "warmup_steps")}
             curves += [{**fields, **point} for point in accuracy_along(folder, row["batch_size"])]
-        study.extra["curves"] = curves
+            losses += [{**fields, **point} for point in losses_along(folder, row["batch_size"])]
+        study.extra |= {"curves": curves, "losses": losses}
         write_json(study.folder / "curves.json", curves)
         note_ceilings(study, say)
 
@@ -105,6 +114,8 @@ class SRavenScaling(Experiment):
                 if score[other]:
                     statement = f"HYLA is ahead of {other} on held-out compositions (dim {dim}, {depth} layers)."
                     found.append(compare(statement, score["hyla"], score[other]))
+        if len(dict.fromkeys((row["steps"], row["parameters"]) for row in rows)) > 1:
+            found += self._verdicts_on_the_lead(chosen)
         for method in chosen.values("method"):
             for axis, other, words in (("dim", "num_layers", "width"), ("num_layers", "dim", "depth")):
                 base = self._base(study)
@@ -128,9 +139,18 @@ class SRavenScaling(Experiment):
             found.append(compare(f"{method}: held-out accuracy still grows in the second half.", ends_, halves))
         return found
 
-    def draw(self, study: Study, stem: Path) -> list[Path]:
-        from matplotlib.ticker import EngFormatter
+    def _verdicts_on_the_lead(self, chosen: Study) -> list[Verdict]:
+        """HYLA's lead with the smallest model and the least data against that with the largest and the most."""
+        sizes = sorted({(row["steps"], row["parameters"]) for row in chosen.rows})
+        ends = []
+        for steps, parameters in (sizes[0], sizes[-1]):
+            where = {"steps": steps, "parameters": parameters}
+            score = {m: per_seed(chosen.rows, "compositional/accuracy", method=m, **where) for m in MAIN_METHODS}
+            ends.append({other: _lead(score["hyla"], score[other]) for other in ("softmax", "linear")})
+        statement = "HYLA's lead over {} is larger with the least data and the smallest model than with the most."
+        return [compare(statement.format(other), ends[0][other], ends[1][other]) for other in ("softmax", "linear")]
 
+    def draw(self, study: Study, stem: Path) -> list[Path]:
         chosen, base = self._chosen(study), self._base(study)
         methods, most = chosen.values("method"), max(chosen.values("steps"))
         with canvas(PAGE_WIDTH, 4.3, 2, 3, sharey="row") as (figure, axes):
@@ -160,7 +180,51 @@ class SRavenScaling(Experiment):
             axes[1, 2].set_xlabel("layers")
             handles, labels = axes[0, 1].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside lower center", ncols=4)
-            return save(figure, stem)
+            paths = save(figure, stem)
+        return [*paths, *self._draw_losses(study, stem), *self._draw_crossing(study, stem)]
+
+    def _draw_losses(self, study: Study, stem: Path) -> list[Path]:
+        """Fig. A4: the training loss of the base model along its longest runs, seed by seed."""
+        methods = self._chosen(study).values("method")
+        with canvas(COLUMN_WIDTH, 2.6) as (figure, axes):
+            for method in methods:
+                label: str | None = method
+                for points in self._curve(study, method, "losses").values():
+                    x, y = [p["instances"] for p in points], [p["loss"] for p in points]
+                    axes.plot(x, y, color=colour_of(method, methods), linewidth=0.8, label=label)
+                    label = None
+            axes.set(xlabel="training instances", ylabel="training loss", ylim=(0, None))
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+            legend_below(figure)
+            return save(figure, stem.with_name(f"{stem.name}-loss"))
+
+    def _draw_crossing(self, study: Study, stem: Path) -> list[Path]:
+        """Fig. 4, where data, width and depth are crossed: held-out accuracy by instances, a panel for each size."""
+        chosen = self._chosen(study)
+        methods, budgets = chosen.values("method"), sorted(chosen.values("steps"))
+        widths, depths = sorted(chosen.values("dim")), sorted(chosen.values("num_layers"))
+        if len(budgets) == 1:
+            return []
+        instances = [steps * study.rows[0]["batch_size"] for steps in budgets]
+        size = (len(depths), len(widths))
+        with canvas(PAGE_WIDTH, 0.6 + 1.6 * size[0], *size, sharex=True, sharey=True, squeeze=False) as (figure, axes):
+            for row, depth in enumerate(depths):
+                for column, dim in enumerate(widths):
+                    panel = axes[row, column]
+                    for place, method in enumerate(methods):
+                        where = {"method": method, "dim": dim, "num_layers": depth}
+                        means = [chosen.mean("compositional/accuracy", **where, steps=steps) for steps in budgets]
+                        line(panel, instances, means, colour_of(method, methods), method, shift=3.0 * (place - 1))
+                    ceiling = study.extra["ceilings"]["compositional"]["ceiling"]
+                    panel.axhline(ceiling, color="0.3", linestyle="--", linewidth=1, label="ceiling (oracle)")
+                    panel.set(title=f"width {dim}, depth {depth}", xscale="log", ylim=(0, 1.02))
+                    panel.set_xticks(instances, [f"{count:,}" for count in instances], fontsize=6)
+                    panel.minorticks_off()
+                axes[row, 0].set_ylabel("held out")
+            for panel in axes[-1]:
+                panel.set_xlabel("training instances")
+            legend_below(figure, *axes[0, 0].get_legend_handles_labels())
+            return save(figure, stem.with_name(f"{stem.name}-crossing"))
 
     def _draw_data(self, study: Study, axes: Any, method: str, split: str, colour: str) -> None:
         """The base model along training; its runs of different length as points, where there are several."""
@@ -180,14 +244,17 @@ class SRavenScaling(Experiment):
         model = sraven_base(study.scale).model
         return {"dim": model.dim, "num_layers": model.num_layers}
 
-    def _curve(self, study: Study, method: str) -> dict[int, list[Row]]:
-        """By seed: the evaluations of the chosen base model's longest run."""
+    def _curve(self, study: Study, method: str, kind: str = "curves") -> dict[int, list[Row]]:
+        """By seed: the evaluations (`curves`) or training losses of the chosen base model's longest run."""
         most, base = max(study.values("steps")), self._base(study)
         wanted = [row for row in self._chosen(study).where(method=method, steps=most, **base)]
         fields = (*GROUPS, "seed", "learning_rate", "weight_decay", "warmup_steps")
-        return {
-            row["seed"]: [c for c in study.extra["curves"] if all(c[f] == row[f] for f in fields)] for row in wanted
-        }
+        return {row["seed"]: [c for c in study.extra[kind] if all(c[f] == row[f] for f in fields)] for row in wanted}
+
+
+def _lead(first: dict[int, float], second: dict[int, float]) -> dict[int, float]:
+    """The difference on the seeds that both have."""
+    return {seed: first[seed] - second[seed] for seed in first.keys() & second.keys()}
 
 
 def _at_share(points: list[Row], share: float) -> float:

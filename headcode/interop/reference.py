@@ -17,7 +17,7 @@ from headcode.nn import ModelConfig, Transformer
 from headcode.nn.checks import resolve_method
 from headcode.ops import METHODS
 
-_AUTHORS_METHODS = {method.authors_name: name for name, method in METHODS.items()}
+_AUTHORS_METHODS = {method.authors_name: name for name, method in METHODS.items() if method.authors_name}
 
 
 class _Entry(NamedTuple):
@@ -79,7 +79,7 @@ def _entries(model: Transformer) -> dict[str, _Entry]:
     """Our parameter name -> the authors' path and shape."""
     config = model.config
     pair = resolve_method(config.method, config.norm, config.value_net)
-    if pair not in {(method.norm, method.value_net) for method in METHODS.values()}:
+    if pair not in {(METHODS[name].norm, METHODS[name].value_net) for name in _AUTHORS_METHODS.values()}:
         raise ValueError(f"The authors' code has no method with norm {pair[0]!r} and value net {pair[1]!r}.")
     if config.position not in ("relative", "none") or config.qk_norm or config.pooling != "sum":
         raise ValueError(
@@ -88,6 +88,8 @@ def _entries(model: Transformer) -> dict[str, _Entry]:
         )
     if config.cross_layers:
         raise ValueError("The authors' code has no cross-attention between context and answers: use cross_layers=0.")
+    if config.num_experts > 1:
+        raise ValueError("The authors' repository has no parameters of a mixture of experts: use num_experts=1.")
     if config.auxiliary_dims:
         raise ValueError("The authors' code has no heads for auxiliary targets: use auxiliary_dims=().")
     entries = {}

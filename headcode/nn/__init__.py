@@ -6,6 +6,7 @@ from headcode.nn.capture import capture_codes
 from headcode.nn.config import ModelConfig
 from headcode.nn.decoding import why_decoded_op_by_op
 from headcode.nn.edit import edit_codes
+from headcode.nn.experts import MixtureOfExperts, Routing, capture_routing
 from headcode.nn.feedforward import GeluFeedForward, SwigluFeedForward
 from headcode.nn.flops import flops_per_token, forward_flops
 from headcode.nn.fused import why_op_by_op
@@ -21,13 +22,16 @@ __all__ = [
     "GeluFeedForward",
     "HyperAttention",
     "KeyValueCache",
+    "MixtureOfExperts",
     "ModelConfig",
     "RelativeBias",
+    "Routing",
     "SwigluFeedForward",
     "Transformer",
     "TransformerBlock",
     "ValueNetwork",
     "capture_codes",
+    "capture_routing",
     "edit_codes",
     "flops_per_token",
     "forward_flops",

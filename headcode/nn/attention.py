@@ -20,7 +20,7 @@ from headcode.nn.checks import (
     resolve_method,
     why_not_recurrent,
 )
-from headcode.nn.initialisation import reset_linear
+from headcode.nn.initialisation import reset_linear, truncated_normal_
 from headcode.nn.plain import are_plain_linears
 from headcode.nn.position import RelativeBias, rotate
 from headcode.ops import POOLINGS, VALUE_NETS, hyper_attention, linear_attention_recurrent
@@ -56,6 +56,9 @@ class HyperAttention(nn.Module):
         z[q,k] = norm_h(q[h]·k[h] / sqrt(Dk) + position bias)                       the code, H numbers
         linear value net:     y[q] = b_out + Σ_k (Σ_h z_h W_out[h] W_value[h]) x[k]
         two-layer value net:  y[q] = b_out + Σ_k (Σ_h z_h W_out[h]) φ(Σ_h z_h W_value[h] x[k])
+
+    The value net `relu_relu` (method `hyla_deeper`) has one more generated layer, from weights of its own:
+    Σ_k (Σ_h z_h W_out[h]) relu(Σ_h z_h (W_middle[h] relu(Σ_h z_h W_value[h] x[k]) + b_middle[h])).
 
     For users of `nn.MultiheadAttention`: batches come first, `key_padding_mask` means the same (True is ignored),
     a boolean `mask` means the opposite (True is kept, as in `scaled_dot_product_attention`), and the result is the
@@ -126,6 +129,10 @@ class HyperAttention(nn.Module):
         self.key_proj = nn.Linear(context_dim, qk_dim, bias=bias)
         self.value_proj = nn.Linear(context_dim, value_width, bias=bias)
         self.output_proj = nn.Linear(v_dim, dim, bias=bias)
+        width = v_dim // num_heads
+        deeper = VALUE_NETS[value_net].middle
+        self.register_parameter("middle_weight", nn.Parameter(torch.empty(num_heads, width, width)) if deeper else None)
+        self.register_parameter("middle_bias", nn.Parameter(torch.empty(num_heads, width)) if deeper and bias else None)
         self.relative_bias = None
         if position == "relative" and num_buckets is not None:
             self.relative_bias = RelativeBias(num_heads, num_buckets)
@@ -140,6 +147,11 @@ class HyperAttention(nn.Module):
     def reset_parameters(self) -> None:
         for linear in (self.query_proj, self.key_proj, self.value_proj, self.output_proj):
             reset_linear(linear)
+        if self.middle_weight is not None:
+            # A hidden unit is summed up over heads and channels, as an output is.
+            truncated_normal_(self.middle_weight, self.v_dim)
+        if self.middle_bias is not None:
+            nn.init.zeros_(self.middle_bias)
         for part in (self.relative_bias, self.query_norm, self.key_norm):
             if part is not None:
                 part.reset_parameters()
@@ -227,8 +239,17 @@ class HyperAttention(nn.Module):
             pooling=self.pooling,
             dropout=self.dropout if self.training else 0.0,
             dropout_seed=dropout_seed,
+            middle=self.middle_layer(v.dtype),
             backend=self.backend,
         )
+
+    def middle_layer(self, dtype: torch.dtype) -> Tensor | None:
+        """Each head's part of the generated middle layer (H, Dv, Dv+1), the last column its bias; None without one."""
+        if self.middle_weight is None:
+            return None
+        if self.middle_bias is None:
+            return F.pad(self.middle_weight, (0, 1)).to(dtype)
+        return torch.cat((self.middle_weight, self.middle_bias[..., None]), -1).to(dtype)
 
     def _project(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, queries: slice | None

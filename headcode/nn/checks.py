@@ -51,6 +51,17 @@ def check_auxiliary(auxiliary_dims: tuple[int, ...], num_layers: int, cross_laye
         )
 
 
+def check_experts(num_experts: int, experts_per_token: int) -> None:
+    """With one expert there is nothing to choose, and the default of experts_per_token says nothing."""
+    if num_experts > 1 and not 2 <= experts_per_token <= num_experts:
+        raise ValueError(
+            f"experts_per_token must lie in 2..{num_experts}, the number of experts, got {experts_per_token}: "
+            f"a softmax over one expert is 1 and teaches the router nothing."
+        )
+    if num_experts == 1 and experts_per_token != 2:
+        raise ValueError(f"experts_per_token={experts_per_token} needs num_experts of 2 or more, got 1.")
+
+
 def check_rotary(position: str, qk_dim: int, num_heads: int) -> None:
     if position == "rotary" and (qk_dim // num_heads) % 2:
         raise ValueError(f"position 'rotary' needs an even head width, got qk_dim / num_heads = {qk_dim // num_heads}.")

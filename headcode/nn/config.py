@@ -7,6 +7,7 @@ from headcode.nn.checks import (
     BACKEND_NAMES,
     check_auxiliary,
     check_cross,
+    check_experts,
     check_rotary,
     check_sizes,
     resolve_method,
@@ -57,6 +58,11 @@ class ModelConfig(Config):
     mlp_dim: int = 256
     feedforward: str = "gelu"
     """gelu (with biases) or swiglu (without)."""
+    num_experts: int = 1
+    """Feed-forward networks of each layer, all of them mlp_dim wide. With 2 or more a router chooses among them, token
+    by token: a mixture of experts."""
+    experts_per_token: int = 2
+    """How many of several experts each token uses."""
     position: str = "relative"
     """relative (T5 band), rotary, sinusoidal, learned, relative_learned (both of these) or none."""
     position_period: int | None = None
@@ -86,12 +92,18 @@ class ModelConfig(Config):
             )
         if self.input_dim is not None and self.output_dim is None:
             raise ValueError("ModelConfig needs output_dim when the inputs are continuous.")
-        names = ("dim", "num_layers", "num_heads", "qk_dim", "v_dim", "mlp_dim", "max_length")
+        names = ("dim", "num_layers", "num_heads", "qk_dim", "v_dim", "mlp_dim", "max_length", "num_experts")
         optional = ("input_dim", "vocab_size", "output_dim", "position_period")
         given = [name for name in optional if getattr(self, name) is not None]
         check_sizes({name: getattr(self, name) for name in (*names, *given)})
         if self.num_layers > MOST_LAYERS:
             raise ValueError(f"num_layers must be at most {MOST_LAYERS:,}, got {self.num_layers:,}.")
+        if self.num_layers * self.num_experts > MOST_LAYERS:
+            raise ValueError(
+                f"num_layers times num_experts must be at most {MOST_LAYERS:,}, "
+                f"got {self.num_layers:,} and {self.num_experts:,}."
+            )
+        check_experts(self.num_experts, self.experts_per_token)
         norm, value_net = resolve_method(self.method, self.norm, self.value_net)
         check_choice("pooling", self.pooling, POOLINGS)
         check_choice("feedforward", self.feedforward, FEEDFORWARDS)
@@ -129,6 +141,8 @@ class ModelConfig(Config):
         _, value_net = resolve_method(self.method, self.norm, self.value_net)
         values = 2 * self.v_dim if VALUE_NETS[value_net].gated else self.v_dim
         attention = (self.dim + 1) * (2 * self.qk_dim + values) + (self.v_dim + 1) * self.dim
+        if VALUE_NETS[value_net].middle:
+            attention += self.v_dim * (self.v_dim // self.num_heads + 1)
         if self.attention_position == "relative":
             attention += self.num_heads * self.max_length
         if self.qk_norm:
@@ -136,6 +150,8 @@ class ModelConfig(Config):
         feedforward = (3 if self.feedforward == "swiglu" else 2) * self.dim * self.mlp_dim
         if self.feedforward == "gelu":
             feedforward += self.dim + self.mlp_dim
+        if self.num_experts > 1:
+            feedforward = self.num_experts * (feedforward + self.dim)
         blocks = (1 if self.share_layers else self.num_layers) * (attention + feedforward + 4 * self.dim)
         inputs = self.dim * (self.vocab_size or (self.input_dim or 0) + 1)
         if self.learns_positions:

@@ -65,11 +65,13 @@ class _Editor:
                 raise ValueError(f"An edit must return codes of shape {tuple(codes.shape)}, got {given}.")
             codes = edited
         inputs, options = check_call(
-            AttentionInputs(call.q, call.k, v, call.mask),
+            AttentionInputs(call.q, call.k, v, call.mask, middle=self.attention.middle_layer(v.dtype)),
             causal=call.causal,
             value_net=self.attention.value_net,
             pooling=self.attention.pooling,
             query_offset=call.query_offset,
         )
         visible = visible_pairs(inputs, options)
-        return apply_codes(codes, v.to(codes.dtype), options.value_net, options.pooling, visible).to(v.dtype)
+        inputs = inputs.to(codes.dtype)
+        pooled = apply_codes(codes, inputs.v, options.value_net, options.pooling, visible, inputs.middle)
+        return pooled.to(v.dtype)

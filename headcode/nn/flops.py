@@ -18,7 +18,9 @@ def forward_flops(config: ModelConfig, length: int, queries: slice | None = None
     net = VALUE_NETS[value_net]
     value_dim = 2 * config.v_dim if net.gated else config.v_dim
     feedforward = {"gelu": 2, "swiglu": 3}[config.feedforward] * config.dim * config.mlp_dim
-    positions = range(length)
+    if config.num_experts > 1:
+        feedforward = config.experts_per_token * feedforward + config.num_experts * config.dim
+    positions, width = range(length), config.v_dim // config.num_heads
     total = 0 if config.input_dim is None else length * config.input_dim * config.dim
     answers = check_answers(queries, length) if config.cross_layers else 0
     keys = positions[: length - answers]
@@ -34,6 +36,8 @@ def forward_flops(config: ModelConfig, length: int, queries: slice | None = None
         else:
             total += pairs * config.qk_dim  # scores
             total += pairs * config.v_dim if net.activation is None else pairs * (value_dim + config.v_dim)
+            if net.middle:  # to generate a layer of a head's width, bias included, and to apply it
+                total += pairs * (config.num_heads + 1) * width * (width + 1)
         total += len(read) * (config.v_dim * config.dim + feedforward)
     read = positions if queries is None else positions[queries]
     total += len(read) * config.dim * (config.output_dim or config.vocab_size or 0)

@@ -14,27 +14,32 @@ from headcode.ops import VALUE_NETS
 class ValueNetwork:
     """The generated networks of a batch of (query, key) pairs; the leading axes are those of the pairs.
 
-    Linear value nets have one layer, `weights[0]` (…, dim, context_dim); the others two, with the value net's
-    activation between them. Calling it applies each pair's network to that pair's key token.
+    Linear value nets have one layer, `weights[0]` (…, dim, context_dim); the others two, `relu_relu` three, with the
+    value net's activation between them. Calling it applies each pair's network to that pair's key token.
+
+    A net that acts on each head's values (`relu_value`) has two layers too, but only the second one is generated: the
+    first, all heads' value projections, is the same for every pair, and a view.
     """
 
     weights: tuple[Tensor, ...]
     biases: tuple[Tensor | None, ...]
-    """The output layer's bias of a two-layer net is None: the layer adds its output bias once per query."""
+    """The last layer's bias of a net with several is None: the layer adds its output bias once per query."""
     value_net: str
 
     def __call__(self, x: Tensor) -> Tensor:
         """Contributions (…, dim) of key tokens x (…, context_dim), without the layer's output bias."""
         net = VALUE_NETS[self.value_net]
-        first = _affine(self.weights[0], self.biases[0], x)
-        if net.activation is None:
-            return first
-        if net.gated:
-            gate, signal = first.chunk(2, -1)
-            hidden = net.activation(gate) * signal
-        else:
-            hidden = net.activation(first)
-        return _affine(self.weights[1], self.biases[1], hidden)
+        activation = net.activation or net.on_values
+        *layers, output = zip(self.weights, self.biases, strict=True)
+        for weight, bias in layers:
+            x = _affine(weight, bias, x)
+            assert activation is not None
+            if net.gated:
+                gate, signal = x.chunk(2, -1)
+                x = activation(gate) * signal
+            else:
+                x = activation(x)
+        return _affine(*output, x)
 
 
 def value_network(layer: HyperAttention, codes: Tensor) -> ValueNetwork:
@@ -42,6 +47,8 @@ def value_network(layer: HyperAttention, codes: Tensor) -> ValueNetwork:
 
         linear:     W = Σ_h z_h W_out[h] W_value[h],   b = Σ_h z_h W_out[h] b_value[h]
         two-layer:  W₁ = Σ_h z_h W_value[h],   b₁ = Σ_h z_h b_value[h],   W₂ = Σ_h z_h W_out[h]
+        relu_relu:  the same, and between them Σ_h z_h W_middle[h] with the bias Σ_h z_h b_middle[h]
+        relu_value: W₁ = all W_value[h],   b₁ = all b_value[h],   W₂ = all z_h W_out[h], side by side
 
     Args:
         codes: (B, H, queries, keys), as `capture_codes` and `attention_codes` give them, for the chosen pairs.
@@ -63,13 +70,23 @@ def value_network(layer: HyperAttention, codes: Tensor) -> ValueNetwork:
     value_weight = value_weight.unflatten(0, (layer.num_heads, -1))  # (H, Dv, context_dim)
     value_bias = None if value_bias is None else value_bias.unflatten(0, (layer.num_heads, -1))
     output_weight = output_weight.unflatten(1, (layer.num_heads, -1)).transpose(0, 1)  # (H, dim, Dv)
-    if VALUE_NETS[layer.value_net].activation is None:
+    net = VALUE_NETS[layer.value_net]
+    if net.on_values is not None:
+        pairs = codes.shape[:-1]
+        first = value_weight.flatten(0, 1).expand(*pairs, -1, -1)
+        second = torch.einsum("...h,hod->...ohd", codes, output_weight).flatten(-2)
+        bias = None if value_bias is None else value_bias.flatten().expand(*pairs, -1)
+        return ValueNetwork((first, second), (bias, None), layer.value_net)
+    if net.activation is None:
         weight = torch.tensordot(codes, output_weight @ value_weight, 1)
         bias = None if value_bias is None else codes @ (output_weight @ value_bias[..., None]).squeeze(-1)
         return ValueNetwork((weight,), (bias,), layer.value_net)
-    first = torch.tensordot(codes, value_weight, 1)
-    second = torch.tensordot(codes, output_weight, 1)
-    return ValueNetwork((first, second), (None if value_bias is None else codes @ value_bias, None), layer.value_net)
+    weights = [torch.tensordot(codes, weight, 1) for weight in (value_weight, output_weight)]
+    biases = [None if value_bias is None else codes @ value_bias, None]
+    if layer.middle_weight is not None:
+        weights.insert(1, torch.tensordot(codes, layer.middle_weight.to(codes.dtype), 1))
+        biases.insert(1, None if layer.middle_bias is None else codes @ layer.middle_bias.to(codes.dtype))
+    return ValueNetwork(tuple(weights), tuple(biases), layer.value_net)
 
 
 def _affine(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from headcode.nn.cache import DecodingCache, FastWeightState, KeyValueCache, Lay
 from headcode.nn.checks import check_answers, check_padding, check_queries, resolve_method, why_not_recurrent
 from headcode.nn.config import ModelConfig
 from headcode.nn.decoding import decode_compiled
+from headcode.nn.experts import MixtureOfExperts
 from headcode.nn.feedforward import FEEDFORWARDS
 from headcode.nn.fused import run_fused, run_fused_logits
 from headcode.nn.initialisation import reset_linear
@@ -37,7 +38,13 @@ class TransformerBlock(nn.Module):
         options |= {"position": config.attention_position, "num_buckets": config.max_length}
         self.attention = HyperAttention(config.dim, config.num_heads, dropout=config.attention_dropout, **options)
         self.feedforward_norm = nn.LayerNorm(config.dim, eps=NORM_EPSILON)
-        self.feedforward = FEEDFORWARDS[config.feedforward](config.dim, config.mlp_dim, config.backend)
+        kind = FEEDFORWARDS[config.feedforward]
+        networks: list[nn.Module] = [
+            kind(config.dim, config.mlp_dim, config.backend) for _ in range(config.num_experts)
+        ]
+        self.feedforward = networks[0]
+        if config.num_experts > 1:
+            self.feedforward = MixtureOfExperts(networks, config.dim, config.experts_per_token)
 
     def forward(
         self,

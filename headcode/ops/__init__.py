@@ -47,13 +47,16 @@ def hyper_attention(
     dropout: float = 0.0,
     dropout_seed: int | None = None,
     query_offset: int | None = None,
+    middle: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Attention as a hypernetwork: (B, H, Tq, Dv).
 
         s[h,q,k] = scale · q[h,q]·k[h,k] + bias          z = norm(s), the code of the pair (q, k)
         linear:     o[h,q] = Σ_k z[h,q,k] v[h,k]
+        relu_value: o[h,q] = Σ_k z[h,q,k] relu(v[h,k])
         two-layer:  o[h,q] = Σ_k z[h,q,k] φ(Σ_g z[g,q,k] v[g,k])
+        relu_relu:  o[h,q] = Σ_k z[h,q,k] relu(Σ_f z[f,q,k] (W[f] relu(Σ_g z[g,q,k] v[g,k]) + b[f])),  middle = (W, b)
 
     Shapes: q (B, H, Tq, Dk), k (B, H, Tk, Dk), v (B, H, Tk, Dv), or 2·Dv channels for value_net="swiglu".
 
@@ -70,6 +73,8 @@ def hyper_attention(
             backend drops the same pairs. With no seed, one is drawn from torch's global generator.
         query_offset: the position of the first query among the keys. By default the last query stands at the last
             key: Tk - Tq.
+        middle: (H, Dv, Dv+1), only for value_net="relu_relu": what each head adds to the generated middle layer, its
+            weights (Dv, Dv) and in the last column its bias.
         backend: `auto`, `reference`, `chunked`, …; `explain_backend` says what `auto` takes and why.
 
     Example:
@@ -78,7 +83,7 @@ def hyper_attention(
         torch.Size([2, 8, 5, 4])
     """
     inputs, options = check_call(
-        AttentionInputs(q, k, v, mask, bias, relative_bias),
+        AttentionInputs(q, k, v, mask, bias, relative_bias, middle),
         causal=causal,
         scale=scale,
         norm=norm,
@@ -136,6 +141,7 @@ def explain_backend(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     relative_bias: Tensor | None = None,
+    middle: Tensor | None = None,
     backend: str = "auto",
     **options: Any,
 ) -> BackendChoice:
@@ -148,9 +154,8 @@ def explain_backend(
     """
     if options.get("dropout_seed") is None:
         options["dropout_seed"] = 0  # asking draws no number from torch's generator
-    return choose_backend(
-        Problem.of(*check_call(AttentionInputs(q, k, v, mask, bias, relative_bias), **options)), backend
-    )
+    inputs = AttentionInputs(q, k, v, mask, bias, relative_bias, middle)
+    return choose_backend(Problem.of(*check_call(inputs, **options)), backend)
 
 
 def _without_autocast(device: str) -> AbstractContextManager:

@@ -8,6 +8,7 @@ import torch
 
 from headcode.ops import cpu
 from headcode.ops.options import Problem
+from headcode.ops.registry import VALUE_NETS
 from headcode.ops.triton import backend as triton
 from headcode.private_api import forward_mode_active, functional_transforms_active
 
@@ -84,8 +85,10 @@ def _choose_automatically(problem: Problem, rule: str | None) -> BackendChoice:
         return _announce(BackendChoice("chunked", reason, {**rejected, "reference": reason}), logging.WARNING)
     linear = problem.options.value_net == "linear"
     per_pair = problem.heads if linear else max(problem.heads, problem.v_width)
+    if VALUE_NETS[problem.options.value_net].middle:
+        per_pair = max(per_pair, problem.v_width * (problem.v_width + 1))
     if problem.options.pooling == "max":
-        per_pair = problem.heads * problem.v_width
+        per_pair = max(per_pair, problem.heads * problem.v_width)
     elements = problem.batch * problem.queries * problem.keys * per_pair
     if elements > CHUNKED_FROM_ELEMENTS:
         reason = f"the reference would hold {elements:,} numbers at once"

@@ -45,9 +45,9 @@ def backward(
     totals: list[Any] = [
         None if t is None else torch.zeros(t.shape, dtype=dtype, device=t.device) for t in gradients[1:]
     ]
-    total_k, total_v, total_bias, total_band = totals
+    total_k, total_v, total_bias, total_band, total_middle = totals
     for batch, queries in _chunks(inputs, options):
-        chunk_q, chunk_k, chunk_v, grad_scores = _chunk_backward(
+        chunk_q, chunk_k, chunk_v, grad_scores, chunk_middle = _chunk_backward(
             grad[batch, :, queries].to(dtype), *_chunk(inputs, options, batch, queries)
         )
         gradients.q[batch, :, queries] = chunk_q
@@ -57,6 +57,8 @@ def backward(
             _rows(total_bias, batch, queries).add_(grad_scores.sum_to_size(_rows(total_bias, batch, queries).shape))
         if total_band is not None:
             _band(total_band, num_queries, queries, num_keys).add_(dense_to_band(grad_scores.sum(0)))
+        if total_middle is not None:
+            total_middle += chunk_middle
     for gradient, total in zip(gradients[1:], totals, strict=True):
         if gradient is not None:
             gradient.copy_(total)
@@ -64,8 +66,8 @@ def backward(
 
 def _chunk_backward(
     grad: Tensor, inputs: AttentionInputs, options: AttentionOptions
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and of the scores, for queries that fit in memory."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of q, k, v, of the scores and of a middle layer, for queries that fit in memory."""
     inputs = inputs.to(grad.dtype)
     q, k, v = inputs[:3]
     visible = reference.visible_pairs(inputs, options)
@@ -81,7 +83,7 @@ def _chunk_backward(
         (q, _), (k, _) = reference.only_finite(q), reference.only_finite(k)
         grad = grad.masked_fill(~visible.any(-1, keepdim=True), 0.0)
 
-    grad_codes, grad_v = _apply_codes_backward(grad, codes, v, options, visible)
+    grad_codes, grad_v, grad_middle = _apply_codes_backward(grad, codes, v, inputs.middle, options, visible)
     if keep_scale is not None:
         grad_codes = grad_codes * keep_scale
     if visible is not None:
@@ -91,24 +93,32 @@ def _chunk_backward(
         grad_scores = grad_scores.masked_fill(~visible, 0.0)
     grad_q = torch.einsum("bhqk,bhkd->bhqd", grad_scores, k) * options.scale
     grad_k = torch.einsum("bhqk,bhqd->bhkd", grad_scores, q) * options.scale
-    return grad_q, grad_k, grad_v, grad_scores
+    return grad_q, grad_k, grad_v, grad_scores, grad_middle
 
 
 def _apply_codes_backward(
-    grad: Tensor, codes: Tensor, v: Tensor, options: AttentionOptions, visible: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Gradients of codes and v through the value networks and the pooling over keys."""
+    grad: Tensor,
+    codes: Tensor,
+    v: Tensor,
+    middle: Tensor | None,
+    options: AttentionOptions,
+    visible: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Gradients of codes, v and a middle layer, through the value networks and the pooling over keys."""
     net, pooling = VALUE_NETS[options.value_net], options.pooling
     if pooling == "mean":
         grad = grad / reference.key_count(visible, codes.shape[-1], grad)
     if net.activation is None:
         if pooling != "max":
-            return torch.einsum("bhqd,bhkd->bhqk", grad, v), torch.einsum("bhqk,bhqd->bhkd", codes, grad)
+            return torch.einsum("bhqd,bhkd->bhqk", grad, v), torch.einsum("bhqk,bhqd->bhkd", codes, grad), None
         share = _max_share(grad, codes[..., None] * v[:, :, None], visible)  # (B, H, Tq, Tk, Dv)
-        return torch.einsum("bhqkd,bhkd->bhqk", share, v), torch.einsum("bhqk,bhqkd->bhkd", codes, share)
+        return torch.einsum("bhqkd,bhkd->bhqk", share, v), torch.einsum("bhqk,bhqkd->bhkd", codes, share), None
 
     mixed = torch.einsum("bhqk,bhkd->bqkd", codes, v)
     hidden, derivative = _hidden_with_derivative(mixed, net)
+    if middle is not None:
+        weights, before = reference.generated_middle(codes, middle), reference.with_one(hidden)
+        hidden, middle_derivative = _hidden_with_derivative((weights @ before[..., None]).squeeze(-1), net)
     if pooling != "max":
         grad_hidden = torch.einsum("bhqk,bhqd->bqkd", codes, grad)
         grad_codes = torch.einsum("bhqd,bqkd->bhqk", grad, hidden)
@@ -116,9 +126,16 @@ def _apply_codes_backward(
         share = _max_share(grad, codes[..., None] * hidden[:, None], visible)
         grad_hidden = torch.einsum("bhqk,bhqkd->bqkd", codes, share)
         grad_codes = torch.einsum("bhqkd,bqkd->bhqk", share, hidden)
+    grad_middle = None
+    if middle is not None:
+        grad_hidden = middle_derivative(grad_hidden)
+        grad_weights = grad_hidden[..., None] * before[..., None, :]  # (B, Tq, Tk, Dv, Dv+1)
+        grad_codes = grad_codes + torch.einsum("bqked,hed->bhqk", grad_weights, middle)
+        grad_middle = torch.einsum("bhqk,bqked->hed", codes, grad_weights)
+        grad_hidden = (grad_hidden[..., None, :] @ weights[..., :-1]).squeeze(-2)
     grad_mixed = derivative(grad_hidden)
     grad_codes = grad_codes + torch.einsum("bqkd,bhkd->bhqk", grad_mixed, v)
-    return grad_codes, torch.einsum("bhqk,bqkd->bhkd", codes, grad_mixed)
+    return grad_codes, torch.einsum("bhqk,bqkd->bhkd", codes, grad_mixed), grad_middle
 
 
 def _hidden_with_derivative(mixed: Tensor, net: ValueNet) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -163,7 +180,10 @@ def _chunks(inputs: AttentionInputs, options: AttentionOptions) -> Iterator[tupl
     """Slices of batch and queries whose intermediates stay below CHUNK_ELEMENTS."""
     batch, heads, num_queries, _ = inputs.q.shape
     _, _, num_keys, width = inputs.v.shape
-    row = max(heads * width if options.pooling == "max" else max(heads, width), 1) * max(num_keys, 1)
+    per_pair = heads * width if options.pooling == "max" else max(heads, width)
+    if inputs.middle is not None:
+        per_pair = max(per_pair, inputs.middle[0].numel())
+    row = max(per_pair, 1) * max(num_keys, 1)
     rows = max(1, CHUNK_ELEMENTS // row)
     query_step = min(rows, max(num_queries, 1))
     batch_step = max(1, rows // max(num_queries, 1))
@@ -176,7 +196,7 @@ def _chunk(
     inputs: AttentionInputs, options: AttentionOptions, batch: slice, queries: slice
 ) -> tuple[AttentionInputs, AttentionOptions]:
     """The call for some batch entries and queries alone."""
-    q, k, v, mask, bias, relative_bias = inputs
+    q, k, v, mask, bias, relative_bias, middle = inputs
     chunk = AttentionInputs(
         q[batch, :, queries],
         k[batch],
@@ -184,6 +204,7 @@ def _chunk(
         None if mask is None else _rows(mask, batch, queries),
         None if bias is None else _rows(bias, batch, queries),
         None if relative_bias is None else _band(relative_bias, q.shape[2], queries, k.shape[2]),
+        middle,
     )
     return chunk, replace(options, query_offset=options.query_offset + queries.start)
 

@@ -30,6 +30,8 @@ class AttentionInputs(NamedTuple):
     """Broadcastable to (B, H, Tq, Tk), added to the scores."""
     relative_bias: Tensor | None = None
     """(H, Tq+Tk-1), the band: entry [h, k - q + Tq - 1] is added to the score of (q, k)."""
+    middle: Tensor | None = None
+    """(H, Dv, Dv+1), of a three-layer value net: each head's weights of the middle layer, the last column its bias."""
 
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> "AttentionInputs":
         """With floating tensors of this dtype, all of them on this device; None leaves them where they are."""
@@ -38,13 +40,15 @@ class AttentionInputs(NamedTuple):
 
 
 class AttentionGradients(NamedTuple):
-    """Buffers that a backward pass fills, each shaped like its input; None for a bias that needs no gradient."""
+    """Buffers that a backward pass fills, each shaped like its input; None for a bias (or a middle layer) that needs no
+    gradient."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     bias: Tensor | None = None
     relative_bias: Tensor | None = None
+    middle: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class AttentionOptions:
     norm: str
     """How scores become codes, one of NORMS."""
     value_net: str
-    """What the codes configure, one of VALUE_NETS."""
+    """What the codes configure, one of VALUE_NETS but those that act on each head's values (see `check_call`)."""
     pooling: str
     """Over keys, one of POOLINGS."""
     dropout: float
@@ -88,7 +92,7 @@ class Problem(NamedTuple):
 
     @classmethod
     def of(cls, inputs: AttentionInputs, options: AttentionOptions) -> "Problem":
-        q, k, v, mask, bias, relative_bias = inputs
+        q, k, v, mask, bias, relative_bias, _ = inputs
         mask_kind = "none" if mask is None else "key_padding" if mask.shape[2] == 1 else "dense"
         return cls(
             *(q.shape[0], q.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3]),
@@ -113,13 +117,17 @@ def check_call(
     dropout_seed: int | None = None,
     query_offset: int | None = None,
 ) -> tuple[AttentionInputs, AttentionOptions]:
-    """A user's arguments as the backends take them, with the defaults of `hyper_attention`."""
-    q, k, v, mask, bias, relative_bias = inputs
+    """A user's arguments as the backends take them, with the defaults of `hyper_attention`.
+
+    A value net that acts on each head's values is the linear one over what it makes of them: no backend has to know it.
+    """
+    q, k, v, mask, bias, relative_bias, middle = inputs
     check_choice("norm", norm, NORMS)
     check_choice("value_net", value_net, VALUE_NETS)
     check_choice("pooling", pooling, POOLINGS)
-    check_tensors(q, k, v, bias, relative_bias)
+    check_tensors(q, k, v, bias, relative_bias, middle)
     check_shapes(q, k, v, value_net)
+    _check_middle(middle, v, value_net)
     check_flag("causal", causal)
     num_queries, num_keys = q.shape[2], k.shape[2]
     mask, bias = check_pair_terms(mask, bias, q, k)
@@ -131,6 +139,8 @@ def check_call(
                 f"relative_bias must have shape (heads, queries + keys - 1) = {expected}, "
                 f"got {tuple(relative_bias.shape)}; entry [h, k - q + queries - 1] is added to the score of (q, k)."
             )
+    if (on_values := VALUE_NETS[value_net].on_values) is not None:
+        v, value_net = on_values(v), "linear"
     options = AttentionOptions(
         causal=causal,
         scale=1 / math.sqrt(q.shape[3]) if scale is None else check_scale(scale),
@@ -141,7 +151,7 @@ def check_call(
         dropout_seed=resolve_seed(dropout, dropout_seed),
         query_offset=num_keys - num_queries if query_offset is None else _integer("query_offset", query_offset),
     )
-    return AttentionInputs(q, k, v, mask, bias, relative_bias), options
+    return AttentionInputs(q, k, v, mask, bias, relative_bias, middle), options
 
 
 def check_flag(name: str, given: Any) -> None:
@@ -168,9 +178,14 @@ def check_choice(name: str, given: Any, allowed: Any) -> None:
 
 
 def check_tensors(
-    q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None = None, relative_bias: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    bias: Tensor | None = None,
+    relative_bias: Tensor | None = None,
+    middle: Tensor | None = None,
 ) -> None:
-    tensors = {"q": q, "k": k, "v": v, "bias": bias, "relative_bias": relative_bias}
+    tensors = {"q": q, "k": k, "v": v, "bias": bias, "relative_bias": relative_bias, "middle": middle}
     for name, tensor in tensors.items():
         if tensor is None and (name not in ("q", "k")):
             continue
@@ -209,6 +224,21 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor | None, value_net: str) -> None
         raise ValueError(f"v must have width at least 1, got shape {tuple(v.shape)}.")
     if VALUE_NETS[value_net].gated and v.shape[3] % 2:
         raise ValueError(f"v must have an even width for value_net={value_net!r} (gate, signal), got {v.shape[3]}.")
+
+
+def _check_middle(middle: Tensor | None, v: Tensor, value_net: str) -> None:
+    if not VALUE_NETS[value_net].middle:
+        if middle is not None:
+            deeper = ", ".join(name for name, net in VALUE_NETS.items() if net.middle)
+            raise ValueError(f"middle is for value_net={deeper}, and value_net is {value_net!r}: leave it out.")
+        return
+    shape = (v.shape[1], v.shape[3], v.shape[3] + 1)
+    if middle is None or tuple(middle.shape) != shape:
+        given = "none" if middle is None else f"shape {tuple(middle.shape)}"
+        raise ValueError(
+            f"value_net={value_net!r} needs middle, the weights of its middle layer with its bias as the last column, "
+            f"of shape (heads, v width, v width + 1) = {shape}, got {given}."
+        )
 
 
 def check_pair_terms(

@@ -4,9 +4,11 @@ With scores s = q·k / sqrt(Dk) + bias, the code of a pair is z = norm(s), H num
 that turns key k's token into a contribution to query q:
 
     linear      o[h, q] = Σ_k z[h, q, k] v[h, k]
+    relu_value  o[h, q] = Σ_k z[h, q, k] relu(v[h, k])      (for every backend the linear one, see `options.check_call`)
     two-layer   u[q, k] = φ(Σ_h z[h, q, k] v[h, k])        o[h, q] = Σ_k z[h, q, k] u[q, k]
+    three-layer u[q, k] = φ(Σ_h z[h, q, k] (W[h] φ(Σ_g z[g, q, k] v[g, k]) + b[h])),        o as before
 
-Everything here materialises (B, H, Tq, Tk), and two-layer nets (B, Tq, Tk, Dv).
+Everything here materialises (B, H, Tq, Tk), two-layer nets (B, Tq, Tk, Dv), and three-layer ones (B, Tq, Tk, Dv, Dv).
 
 A masked pair has code 0 and adds nothing to output or gradients, whatever its key and value hold. But 0 · NaN is NaN:
 where there is a mask, products are formed from finite numbers alone, and the visible pairs of a number that is not
@@ -14,6 +16,7 @@ finite are made NaN afterwards.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from headcode.ops.dropout import keep_mask
@@ -46,7 +49,7 @@ def only_finite(t: Tensor) -> tuple[Tensor, Tensor]:
 
 def scores(inputs: AttentionInputs, scale: float, visible: Tensor | None) -> Tensor:
     """(B, H, Tq, Tk)"""
-    q, k, _, _, bias, relative_bias = inputs
+    q, k, _, _, bias, relative_bias, _ = inputs
     if visible is None:
         result = torch.einsum("bhqd,bhkd->bhqk", q * scale, k)
     else:
@@ -75,23 +78,39 @@ def mask_scores(score: Tensor, visible: Tensor | None, norm: str) -> Tensor:
     return score.masked_fill(~visible, float("-inf")).masked_fill(blind, 0.0)
 
 
-def hidden_layer(codes: Tensor, v: Tensor, value_net: str) -> Tensor:
-    """The hidden activations u[q, k] of every pair's two-layer value network: (B, Tq, Tk, Dv)."""
+def hidden_layer(codes: Tensor, v: Tensor, value_net: str, middle: Tensor | None = None) -> Tensor:
+    """The last hidden activations u[q, k] of every pair's value network: (B, Tq, Tk, Dv)."""
     net = VALUE_NETS[value_net]
     assert net.activation is not None
     mixed = torch.einsum("bhqk,bhkd->bqkd", codes, v)
-    if not net.gated:
-        return net.activation(mixed)
-    gate, signal = mixed.chunk(2, -1)
-    return net.activation(gate) * signal
+    if net.gated:
+        gate, signal = mixed.chunk(2, -1)
+        return net.activation(gate) * signal
+    hidden = net.activation(mixed)
+    if middle is None:
+        return hidden
+    weights, biased = generated_middle(codes, middle), with_one(hidden)
+    return net.activation((weights @ biased[..., None]).squeeze(-1))
 
 
-def apply_codes(codes: Tensor, v: Tensor, value_net: str, pooling: str, visible: Tensor | None) -> Tensor:
+def generated_middle(codes: Tensor, middle: Tensor) -> Tensor:
+    """The middle layer of every pair's value network, weights and bias: (B, Tq, Tk, Dv, Dv+1)."""
+    return torch.einsum("bhqk,hed->bqked", codes, middle)
+
+
+def with_one(hidden: Tensor) -> Tensor:
+    """With a last channel of ones, which a bias is the weight of."""
+    return F.pad(hidden, (0, 1), value=1.0)
+
+
+def apply_codes(
+    codes: Tensor, v: Tensor, value_net: str, pooling: str, visible: Tensor | None, middle: Tensor | None = None
+) -> Tensor:
     """Run the value network that each pair's code configures and pool over the keys: (B, H, Tq, Dv)."""
     if visible is not None:
         codes, v = spoil_codes(codes, v, visible)
     linear = VALUE_NETS[value_net].activation is None
-    values = v if linear else hidden_layer(codes, v, value_net)
+    values = v if linear else hidden_layer(codes, v, value_net, middle)
     layout = "bhkd" if linear else "bqkd"
     if pooling != "max":
         out = torch.einsum(f"bhqk,{layout}->bhqd", codes, values)
@@ -138,5 +157,5 @@ def hyper_attention(inputs: AttentionInputs, options: AttentionOptions) -> Tenso
     if options.dropout > 0:
         codes = codes * kept_pairs(inputs, options) / (1 - options.dropout)
     visible = visible_pairs(inputs, options)
-    v = inputs.v.to(codes.dtype)
-    return apply_codes(codes, v, options.value_net, options.pooling, visible).to(inputs.q.dtype)
+    v, middle = inputs.v.to(codes.dtype), inputs.middle if inputs.middle is None else inputs.middle.to(codes.dtype)
+    return apply_codes(codes, v, options.value_net, options.pooling, visible, middle).to(inputs.q.dtype)

@@ -25,7 +25,7 @@ BACKENDS = {
 """name -> module; imported at first use, so that a backend's own requirements are never needed before it is.
 `checked` is what `auto` takes for `triton`."""
 
-_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? relative_bias"
+_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? relative_bias, Tensor? middle"
 _OPTIONS = (
     "bool causal, float scale, str norm, str value_net, str pooling, float dropout, SymInt dropout_seed, "
     "SymInt query_offset, str backend"
@@ -55,9 +55,10 @@ def compute_gradients(
     backend: str,
     out: Tensor,
     saved: Tensor,
-    *biases_need_grad: bool,
+    *need_grad: bool,
 ) -> AttentionGradients:
-    gradients = _gradients(inputs, *biases_need_grad)
+    """`need_grad`: for each of the inputs after the mask, whether it needs a gradient."""
+    gradients = _gradients(inputs, *need_grad)
     if _is_empty(inputs, out):
         return AttentionGradients(*(t if t is None else t.zero_() for t in gradients))  # type: ignore[arg-type]
     _module(backend).backward(grad, inputs, options, out=out, saved=saved, gradients=gradients)
@@ -87,12 +88,11 @@ def _outputs(inputs: AttentionInputs, options: AttentionOptions, backend: str) -
     return _length_first(q, width), q.new_empty(shape, dtype=dtype)
 
 
-def _gradients(inputs: AttentionInputs, *biases_need_grad: bool) -> AttentionGradients:
-    biases = [
-        t.new_empty(t.shape) if t is not None and need else None
-        for t, need in zip(inputs[4:], biases_need_grad, strict=True)
+def _gradients(inputs: AttentionInputs, *need_grad: bool) -> AttentionGradients:
+    others = [
+        t.new_empty(t.shape) if t is not None and need else None for t, need in zip(inputs[4:], need_grad, strict=True)
     ]
-    return AttentionGradients(*(_length_first(t, t.shape[3]) for t in inputs[:3]), *biases)
+    return AttentionGradients(*(_length_first(t, t.shape[3]) for t in inputs[:3]), *others)
 
 
 def flatten(inputs: AttentionInputs, options: AttentionOptions, backend: str) -> tuple[Any, ...]:
@@ -106,7 +106,7 @@ def _unflatten(arguments: tuple[Any, ...]) -> tuple[AttentionInputs, AttentionOp
 
 
 def _flatten_gradients(gradients: AttentionGradients) -> tuple[Tensor, ...]:
-    """An op cannot return None: a bias without a gradient has an empty one."""
+    """An op cannot return None: what needs no gradient has an empty one."""
     return tuple(gradients.q.new_empty(0) if t is None else t for t in gradients)
 
 
@@ -126,17 +126,17 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor]:
     "headcode::hyper_attention_backward",
     mutates_args=(),
     schema=f"(Tensor grad, {_INPUTS}, {_OPTIONS}, Tensor out, Tensor saved, bool bias_needs_grad, "
-    "bool relative_bias_needs_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "bool relative_bias_needs_grad, bool middle_needs_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def registered_backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    *call, out, saved, bias_needs_grad, relative_bias_needs_grad = arguments
-    needs = (bias_needs_grad, relative_bias_needs_grad)
+    *call, out, saved, bias_needs_grad, relative_bias_needs_grad, middle_needs_grad = arguments
+    needs = (bias_needs_grad, relative_bias_needs_grad, middle_needs_grad)
     return _flatten_gradients(compute_gradients(grad, *_unflatten(tuple(call)), out, saved, *needs))
 
 
 @registered_backward.register_fake
 def _(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    return _flatten_gradients(_gradients(AttentionInputs(*arguments[:_NUM_INPUTS]), *arguments[-2:]))
+    return _flatten_gradients(_gradients(AttentionInputs(*arguments[:_NUM_INPUTS]), *arguments[-3:]))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -151,10 +151,10 @@ def _backward(ctx: Any, grad: Tensor, grad_saved: Tensor) -> tuple[Any, ...]:
     return (*in_order(gradients, needs), *(None for _ in ctx.options))
 
 
-def in_order(gradients: tuple[Tensor | None, ...], biases_need_grad: list[bool]) -> tuple[Tensor | None, ...]:
+def in_order(gradients: tuple[Tensor | None, ...], need_grad: list[bool]) -> tuple[Tensor | None, ...]:
     """Gradients in the order of `AttentionInputs`, where the mask has none."""
-    grad_q, grad_k, grad_v, *biases = gradients
-    return grad_q, grad_k, grad_v, None, *(t if n else None for t, n in zip(biases, biases_need_grad, strict=True))
+    grad_q, grad_k, grad_v, *others = gradients
+    return grad_q, grad_k, grad_v, None, *(t if n else None for t, n in zip(others, need_grad, strict=True))
 
 
 registered.register_autograd(_backward, setup_context=_setup_context)

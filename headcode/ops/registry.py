@@ -28,13 +28,17 @@ class Norm(NamedTuple):
 
 
 class ValueNet(NamedTuple):
-    """What the code configures: one linear layer, or two with an activation between them."""
+    """What the code configures: one linear layer, or several with an activation between them."""
 
     activation: Callable[[Tensor], Tensor] | None
     """None: a single linear layer."""
     derivative: Callable[[Tensor], Tensor] | None = None
     gated: bool = False
     """v carries twice the channels, gate then signal; the hidden layer is activation(gate) * signal."""
+    middle: bool = False
+    """Three layers: a second hidden layer is generated from weights that the call must bring (`middle`)."""
+    on_values: Callable[[Tensor], Tensor] | None = None
+    """Of a linear net: applied to each head's values before the code weighs them."""
 
 
 def _rms_scale(scores: Tensor) -> Tensor:
@@ -95,8 +99,10 @@ def _silu_derivative(x: Tensor) -> Tensor:
 
 VALUE_NETS: dict[str, ValueNet] = {
     "linear": ValueNet(None),
+    "relu_value": ValueNet(None, on_values=torch.relu),
     "deep_linear": ValueNet(lambda x: x, torch.ones_like),
     "relu": ValueNet(torch.relu, lambda x: (x > 0).to(x.dtype)),
+    "relu_relu": ValueNet(torch.relu, lambda x: (x > 0).to(x.dtype), middle=True),
     "gelu": ValueNet(gelu, _gelu_derivative),
     "silu": ValueNet(F.silu, _silu_derivative),
     "tanh": ValueNet(torch.tanh, lambda x: 1 - torch.tanh(x).square()),
@@ -111,16 +117,19 @@ class Method(NamedTuple):
 
     norm: str
     value_net: str
-    authors_name: str
+    authors_name: str | None
+    """None: the paper has the model, and the authors' repository no name for it."""
 
 
 METHODS: dict[str, Method] = {
     "softmax": Method("softmax", "linear", "softmax_attention"),
     "linear": Method("none", "linear", "linear_attention"),
     "linear_rms": Method("rms_head", "linear", "linear_attention_rms_head"),
+    "linear_rms_relu_value": Method("rms_head", "relu_value", None),
     "hyla": Method("rms_head", "relu", "linear_hypatt"),
     "hyla_unnormed": Method("none", "relu", "linear_hypatt_no_rms_head"),
     "hyla_deep_linear": Method("rms_head", "deep_linear", "linear_hypatt_mlp_linear"),
     "hyla_deep_linear_unnormed": Method("none", "deep_linear", "linear_hypatt_mlp_linear_no_rms_head"),
     "softmax_hyla": Method("softmax", "relu", "softmax_hypatt"),
+    "hyla_deeper": Method("rms_head", "relu_relu", None),
 }

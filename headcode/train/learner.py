@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headcode.nn import Transformer
+from headcode.nn import Transformer, capture_routing
+from headcode.nn.experts import balance_loss
 from headcode.nn.storage import WEIGHTS_FILE
 from headcode.run import RunConfig
 from headcode.tasks import Batch
@@ -60,11 +61,12 @@ class Learner:
                 predict, self.model, Batch(x, y, batch.info), self.config.task, step, seed, self.config.auxiliary_weight
             )
             with self._synchronised(index == len(parts) - 1):
-                loss = self.loss(context)
+                with self._balanced() as balance:
+                    loss = self.loss(context)
                 if not isinstance(loss, Tensor) or loss.numel() != 1:
                     raise ValueError(f"A loss must return a tensor with one number, got {loss!r}.")
                 loss = loss / len(parts) if len(parts) > 1 else loss
-                loss.backward()
+                (loss if balance is None else loss + balance() / len(parts)).backward()
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
         if any(parameter.grad is None for parameter in self.model.hint_projs.parameters()):
@@ -167,6 +169,15 @@ class Learner:
         if not auxiliary:
             return prediction.float()
         return prediction[0].float(), [part.float() for part in prediction[1]]
+
+    @contextlib.contextmanager
+    def _balanced(self) -> Iterator[Callable[[], Tensor] | None]:
+        """A function that gives the weighted balance loss of all experts that were used inside the `with`, if any."""
+        if self.config.model.num_experts == 1 or not self.config.balance_weight:
+            yield None
+            return
+        with capture_routing(self.model) as routings:
+            yield lambda: self.config.balance_weight * balance_loss(routings)
 
     @contextlib.contextmanager
     def _synchronised(self, is_last_part: bool) -> Iterator[None]:

@@ -135,10 +135,10 @@ def test_a_dry_run_reads_no_text(capsys):
     main(["train", "lm", "--preset", "lm-paper", "--dry-run"])
     report = json.loads(capsys.readouterr().out)
     cost = report["cost"]
-    assert abs(cost["parameters"] - 50e6) < 0.5e6 and abs(cost["tokens"] - 130e9) < 1e9
-    # By hand: embedding read-out, four projections, SwiGLU, and 512.5 keys per query with scores and two value layers.
-    per_token = 32_000 * 512 + 8 * (4 * 512 * 512 + 3 * 512 * 2048 + 512.5 * (512 + 2 * 512))
-    assert cost["flops_per_step"] == pytest.approx(3 * 2 * per_token * 1024 * 512)
+    assert cost["parameters"] == 35_299_328 and abs(cost["tokens"] - 130e9) < 1e9
+    # By hand: embedding read-out, four projections, GELU, and 512.5 keys per query with scores and two value layers.
+    per_token = 32_000 * 512 + 6 * (4 * 512 * 512 + 2 * 512 * 2048 + 512.5 * (512 + 2 * 512))
+    assert cost["flops_per_step"] == pytest.approx(3 * 2 * per_token * 1024 * 256)
     assert report["config"]["task"]["shards"] == ""
 
 

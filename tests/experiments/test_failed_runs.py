@@ -77,7 +77,7 @@ def test_the_command_makes_all_figures_that_it_can_and_ends_with_1(tmp_path, mon
     said = capsys.readouterr()
     assert "headcode: hopeless: learning_rate=1e+30 failed: " in said.err
     assert "headcode: diverging: learning_rate=1e+30 failed: " in said.err
-    assert "[cannot tell] The low rate is better. no seed has both" in said.out
+    assert "[inconclusive] The low rate is better. no seed has both" in said.out
     assert (tmp_path / "diverging/smoke/findings.md").is_file()
 
 
@@ -135,7 +135,7 @@ def test_whole_groups_of_runs_may_be_missing(name, keep, tmp_path):
     found.analyse(study, lambda words: None)
     # One seed a run, so whatever is left, nothing is told from it.
     assert found.tables(study)
-    assert {verdict.word for verdict in found.verdicts(study)} == {"cannot tell"}
+    assert {verdict.word for verdict in found.verdicts(study)} == {"inconclusive"}
     assert all(path.stat().st_size > 100 for path in found.draw(study, tmp_path / name))
 
 

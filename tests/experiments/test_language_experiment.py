@@ -31,7 +31,7 @@ def test_flops_are_matched_to_a_step():
     assert flop_matched(override(softmax, method="linear"), softmax).steps == softmax.steps
     # One more product of the values' width for each pair: by hand, per token and layer.
     extra = training_flops(hyla) / hyla.steps - training_flops(softmax) / softmax.steps
-    assert extra == 3 * 2 * 512 * 1024 * 8 * 512.5 * 512
+    assert extra == 3 * 2 * 256 * 1024 * 6 * 512.5 * 512
 
 
 def test_the_papers_scale_says_what_it_takes():

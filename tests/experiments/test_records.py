@@ -9,7 +9,7 @@ import pytest
 
 from headcode.experiments import experiment, reproduce
 from headcode.experiments.base import Experiment, Table, Verdict
-from headcode.experiments.records import add_records, find_records, has_records, unpack
+from headcode.experiments.records import add_records, commit_of, find_records, has_records, unpack
 from headcode.experiments.records import main as add_main
 from headcode.presets import RunConfig, override, preset
 from headcode.sweep import SilentDisplay, SweepFailed, SweepInterrupted, config_hash, grid, run_sweep
@@ -64,7 +64,9 @@ def test_another_machine_goes_on_from_the_records(first, tmp_path, monkeypatch):
     assert said[0] == f"2 of 2 runs are taken from kept records in {folder / 'records'}, and not trained again."
     assert (tmp_path / "small/smoke/results.csv").read_bytes() == (folder / "out/small/smoke/results.csv").read_bytes()
     assert [row["seconds"] for row in again.study.rows] == [row["seconds"] for row in outcome.study.rows]
-    assert json.loads((tmp_path / "small/smoke/findings.json").read_text())["taken from kept records"] == 2
+    found = json.loads((tmp_path / "small/smoke/findings.json").read_text())
+    assert found["taken from kept records"] == 2
+    assert found["commits"] == sorted({row["commit"] for row in outcome.study.rows if row["commit"]})
     assert "2 runs, 2 of them taken from kept records" in (tmp_path / "small/smoke/findings.md").read_text()
 
 
@@ -114,6 +116,7 @@ def test_a_table_has_every_byte_of_the_runs_files(first, tmp_path):
     for row in outcome.study.rows:
         line = find_records(folder / "records", [row["hash"]])[row["hash"]]
         assert unpack(line, tmp_path / row["hash"], override(BASE, seed=row["seed"]))
+        assert json.loads(line).get("commit") == row["commit"] == commit_of(Path(row["folder"]))
         for name in ("config.json", "metrics.jsonl", "timing.jsonl"):
             assert (tmp_path / row["hash"] / name).read_bytes() == Path(row["folder"], name).read_bytes()
 

@@ -14,7 +14,7 @@ def make(norm, value_net, cross, bias=True):
     context_dim = 5 if cross else 8
     layer = HyperAttention(8, 3, norm=norm, value_net=value_net, qk_dim=6, v_dim=12, context_dim=context_dim, bias=bias)
     for parameter in layer.parameters():
-        if parameter.dim() == 1:
+        if parameter.dim() == 1 or parameter is layer.middle_bias:
             nn.init.normal_(parameter)
     return layer.double()
 
@@ -31,7 +31,7 @@ def test_sum_of_generated_networks_is_the_layer(norm, value_net, cross, bias):
     with capture_codes(layer) as codes:
         output = layer(x, context if cross else None, mask=mask)
     networks = value_network(layer, codes[0])
-    assert len(networks.weights) == (1 if value_net == "linear" else 2)
+    assert len(networks.weights) == {"linear": 1, "relu_relu": 3}.get(value_net, 2)
     rebuilt = networks(context[:, None]).sum(2)
     if bias:
         rebuilt = rebuilt + layer.output_proj.bias

@@ -12,6 +12,7 @@ from headcode import HyperAttention, ModelConfig, Transformer
 from headcode.ops import (
     NORMS,
     POOLINGS,
+    VALUE_NETS,
     attention_codes,
     explain_backend,
     hyper_attention,
@@ -22,7 +23,14 @@ from headcode.ops.triton.backend import INTERPRETED
 BACKENDS = ["triton"] if INTERPRETED else ["reference", "chunked", "cpu"]
 B, H, TQ, TK, D = 2, 3, 5, 7, 2
 SEEN = 5  # the keys from here on are hidden from every query
-KINDS = [("none", "linear"), ("rms_head", "relu"), ("softmax", "linear"), ("softmax", "silu")]
+KINDS = [
+    ("none", "linear"),
+    ("rms_head", "relu"),
+    ("softmax", "linear"),
+    ("softmax", "silu"),
+    ("rms_head", "relu_value"),
+]
+KINDS += [] if INTERPRETED else [("rms_head", "relu_relu")]
 # How keys are hidden, and which backends can do it.
 HIDE = {"padding": BACKENDS, "causal": BACKENDS, "both": BACKENDS}
 HIDE |= {
@@ -48,6 +56,16 @@ def hidden_by(hide):
     }[hide]
 
 
+def options_of(norm, value_net, backend, width=D):
+    """Of a call; a test of a backend that does not have the value net ends here."""
+    if not VALUE_NETS[value_net].middle:
+        return {"norm": norm, "value_net": value_net, "backend": backend}
+    if backend == "cpu":
+        pytest.skip("the CPU kernels have no value net with a middle layer")
+    middle = torch.randn(H, width, width + 1, generator=torch.Generator().manual_seed(5))
+    return {"norm": norm, "value_net": value_net, "backend": backend, "middle": middle}
+
+
 def numbers(width=D):
     generator = torch.Generator().manual_seed(0)
     shapes = [(B, H, TQ, width), (B, H, TK, width), (B, H, TK, width), (H, TQ + TK - 1), (B, H, TQ, width)]
@@ -70,7 +88,7 @@ def same(actual, wanted):
 @pytest.mark.parametrize(("hide", "backend"), CASES)
 def test_what_a_hidden_key_holds_reaches_nothing(hide, backend, norm, value_net):
     q, k, v, band, grad = numbers()
-    options = {"norm": norm, "value_net": value_net, "backend": backend, **hidden_by(hide)}
+    options = options_of(norm, value_net, backend) | hidden_by(hide)
     clean = run(q, k, v, band, grad, **options)
     assert all((gradient[:, :, SEEN:] == 0).all() for gradient in clean[2:4])
     for key, value in CONTENTS:
@@ -107,7 +125,7 @@ def test_a_query_that_sees_no_key_is_zero_whatever_it_holds(backend, norm, value
     blind_entry = torch.tensor([True, False]).view(B, 1, 1, 1).expand(B, 1, 1, TK)
     blind_rows = {"causal": True, "query_offset": -2}  # the first two stand before the first key
     for options, blind in (({"mask": blind_entry}, (slice(1, 2),)), (blind_rows, (slice(None), slice(None), slice(2)))):
-        options = {"norm": norm, "value_net": value_net, "backend": backend, **options}
+        options = options_of(norm, value_net, backend) | options
         clean = run(q, k, v, band, grad, **options)
         for content in (NAN,) if INTERPRETED else (NAN, INF):
             dirty_q, dirty_grad = q.clone(), grad.clone()
@@ -123,7 +141,7 @@ def test_a_query_that_sees_no_key_is_zero_whatever_it_holds(backend, norm, value
 def test_a_later_key_reaches_no_earlier_query_and_is_not_hidden_from_its_own(backend, norm, value_net, width):
     q, k, v, some_band, _ = numbers(width)
     for band in (some_band, None):  # without a band, torch's own attention may serve
-        options = {"relative_bias": band, "norm": norm, "value_net": value_net, "causal": True, "backend": backend}
+        options = options_of(norm, value_net, backend, width) | {"relative_bias": band, "causal": True}
         clean = hyper_attention(q, k, v, **options)
         for key, value in CONTENTS:
             dirty_k, dirty_v = k.clone(), v.clone()

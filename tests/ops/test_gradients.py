@@ -16,16 +16,18 @@ def test_gradcheck(norm, value_net, pooling, backend):
     torch.manual_seed(0)
     q, k = torch.randn(1, 3, 2, 2), torch.randn(1, 3, 3, 2)
     v, band, bias = torch.randn(1, 3, 3, 2), torch.randn(3, 4), torch.randn(1, 3, 1, 3)
-    inputs = [t.double().requires_grad_() for t in (q, k, v, band, bias)]
+    tensors = [q, k, v, band, bias, *([torch.randn(3, 2, 3)] if VALUE_NETS[value_net].middle else [])]
+    inputs = [t.double().requires_grad_() for t in tensors]
     mask = torch.tensor([[True, True, True], [True, False, True]])
 
-    def function(q, k, v, band, bias):
+    def function(q, k, v, band, bias, middle=None):
         return hyper_attention(
             q,
             k,
             v,
             relative_bias=band,
             bias=bias,
+            middle=middle,
             mask=mask,
             norm=norm,
             value_net=value_net,
@@ -64,6 +66,7 @@ def test_chunked_is_the_reference(sizes, norm, value_net, pooling, causal, mask_
         (batch, heads, length, width) for length, width in ((queries, qk_width), (keys, qk_width), (keys, v_width))
     ]
     shapes += [(heads, queries + keys - 1), (batch, heads, queries, 1)]
+    shapes += [(heads, v_width, v_width + 1)] if VALUE_NETS[value_net].middle else []
     inputs = [draw(*shape).requires_grad_() for shape in shapes]
     mask = {
         "none": None,
@@ -75,13 +78,14 @@ def test_chunked_is_the_reference(sizes, norm, value_net, pooling, causal, mask_
     before, chunked.CHUNK_ELEMENTS = chunked.CHUNK_ELEMENTS, chunk
     try:
         for backend in ("reference", "chunked"):
-            q, k, v, band, bias = inputs
+            q, k, v, band, bias, *middle = inputs
             out = hyper_attention(
                 q,
                 k,
                 v,
                 relative_bias=band,
                 bias=bias,
+                middle=middle[0] if middle else None,
                 mask=mask,
                 causal=causal,
                 norm=norm,

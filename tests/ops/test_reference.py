@@ -21,7 +21,15 @@ def tensors(dtype=torch.float64, seed=0):
     return draw(B, H, TQ, DK), draw(B, H, TK, DK), draw(B, H, TK, DV)
 
 
-def loop(q, k, v, norm, activation, visible, scale=None, bias=None):
+def middle_layer(value_net, heads=H, width=DV, dtype=torch.float64):
+    """The middle layer (heads, width, width + 1) for the value nets that have one, else None."""
+    if not VALUE_NETS[value_net].middle:
+        return None
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(heads, width, width + 1, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def loop(q, k, v, norm, activation, visible, scale=None, bias=None, middle=None):
     """The definition with Python loops over pairs, written apart from the op."""
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     out = torch.zeros(q.shape[0], q.shape[1], q.shape[2], v.shape[3], dtype=q.dtype)
@@ -44,13 +52,19 @@ def loop(q, k, v, norm, activation, visible, scale=None, bias=None):
                 for h in range(q.shape[1]):
                     if activation is None:
                         out[b, h, i] += z[h] * v[b, h, j]
-                    else:
-                        out[b, h, i] += z[h] * activation((z[:, None] * v[b, :, j]).sum(0))
+                        continue
+                    hidden = activation((z[:, None] * v[b, :, j]).sum(0))
+                    if middle is not None:
+                        layer = (z[:, None, None] * middle).sum(0)
+                        hidden = activation(layer[:, :-1] @ hidden + layer[:, -1])
+                    out[b, h, i] += z[h] * hidden
     return out
 
 
 ACTIVATIONS = {
     "linear": None,
+    "relu_value": None,
+    "relu_relu": lambda a: a.clamp(min=0),
     "deep_linear": lambda a: a,
     "relu": lambda a: a.clamp(min=0),
     "gelu": lambda a: 0.5 * a * (1 + torch.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a**3))),
@@ -74,10 +88,11 @@ def test_equals_the_definition(norm, value_net):
             one = [t[b : b + 1] for t in (q, k, v)]
             expected[b] = _swiglu_loop(*one, norm, visible[b : b + 1], bias)[0]
     else:
-        expected = loop(q, k, v, norm, ACTIVATIONS[value_net], visible, bias=bias)
-    actual = hyper_attention(
-        q, k, v, mask=mask, bias=bias, causal=True, norm=norm, value_net=value_net, backend="reference"
-    )
+        values = v.clamp(min=0) if value_net == "relu_value" else v
+        middle = middle_layer(value_net)
+        expected = loop(q, k, values, norm, ACTIVATIONS[value_net], visible, bias=bias, middle=middle)
+    options = {"norm": norm, "value_net": value_net, "middle": middle_layer(value_net)}
+    actual = hyper_attention(q, k, v, mask=mask, bias=bias, causal=True, **options, backend="reference")
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
     assert (actual[1, :, 2] == 0).all()
 
@@ -256,8 +271,10 @@ PINNED = [[0, 1, 1, 1, 0, 1, 0, 0], [0, 1, 1, 1, 0, 1, 1, 0], [0, 0, 1, 0, 0, 1,
 def test_half_precision_is_the_rounded_truth(dtype, backend, method):
     norm, value_net, _ = METHODS[method]
     inputs = [t.requires_grad_() for t in tensors(dtype)]
-    out = hyper_attention(*inputs, norm=norm, value_net=value_net, backend=backend)
-    exact = hyper_attention(*(t.double() for t in inputs), norm=norm, value_net=value_net, backend="reference")
+    options, middle = {"norm": norm, "value_net": value_net}, middle_layer(value_net, dtype=dtype)
+    out = hyper_attention(*inputs, **options, middle=middle, backend=backend)
+    middle = None if middle is None else middle.double()
+    exact = hyper_attention(*(t.double() for t in inputs), **options, middle=middle, backend="reference")
     assert out.dtype == dtype
     tolerance = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 4 * torch.finfo(dtype).eps}
     torch.testing.assert_close(out.double(), exact, **tolerance)

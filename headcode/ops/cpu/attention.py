@@ -92,7 +92,7 @@ def _bind(
     inputs: AttentionInputs, options: AttentionOptions, tensors: dict[str, Tensor], band_needs_grad: bool = False
 ) -> tuple[AttentionPlan, BoundProgram]:
     """The plan for a call of these shapes, and its launches with this call's addresses."""
-    q, k, v, mask, _, relative_bias = inputs
+    q, k, v, mask, _, relative_bias, _ = inputs
     # Kernels read the numbers that are in memory, without a sign that is yet to be applied.
     tensors |= {"q": q.resolve_neg(), "k": k.resolve_neg(), "v": v.resolve_neg()}
     if mask is not None:

@@ -43,7 +43,7 @@ class TritonCall:
     """One call of the op in the kernels' terms."""
 
     def __init__(self, inputs: AttentionInputs, options: AttentionOptions, saved: Tensor) -> None:
-        q, k, v, mask, _, band = inputs
+        q, k, v, mask, _, band, _ = inputs
         self.mask = None if mask is None else mask.view(torch.uint8)
         self.band = None if band is None else band.contiguous()
         self.options, self.saved = options, saved
