@@ -116,7 +116,7 @@ def reproduce(
             **engine_options,
         )
     failed = {row["name"]: row["error"] for row in trained if row["error"] is not None}
-    if len(failed) == len(pairs):
+    if failed and len(failed) == len(pairs):
         raise SweepFailed(failed, trained, out)
     trained = [row for row in trained if row["error"] is None]
     runs = [Path(row["folder"]) for row in trained]
@@ -131,7 +131,8 @@ def reproduce(
     experiment.analyse(study, say)
     tables, verdicts = experiment.tables(study), experiment.verdicts(study)
     figures = experiment.draw(study, folder / experiment.name)
-    files = [_write_rows(rows, folder / "results.csv"), *_write_findings(experiment, study, tables, verdicts, folder)]
+    rows_file = _write_rows(study.rows, folder / "results.csv")
+    files = [rows_file, *_write_findings(experiment, study, tables, verdicts, folder)]
     say(f"Analysis and figure of {experiment.name}: {time.monotonic() - start:.0f} s.")
     return Outcome(study, tables, verdicts, [*files, *figures])
 
@@ -156,7 +157,7 @@ def _write_findings(
         "question": experiment.question,
         "paper": experiment.claim,
         "selection": experiment.selection,
-        "runs": len(study.rows),
+        "runs": len(study.rows) if experiment.trains else 0,
         "taken from kept records": study.from_records,
         "failed": study.failed,
         "seeds": sorted({row["seed"] for row in study.rows}),
@@ -183,7 +184,8 @@ def in_markdown(
     lines += [f"- **Failed, and left out**: {name}: {message}" for name, message in study.failed.items()]
     command = f"headcode reproduce {experiment.name} --scale {study.scale}"
     recorded = f", {study.from_records} of them taken from kept records" if study.from_records else ""
-    return "\n".join([*lines, "", f"Made by `{command}`, {len(study.rows)} runs{recorded}.", ""])
+    runs = f"{len(study.rows)} runs{recorded}" if experiment.trains else "without a training run"
+    return "\n".join([*lines, "", f"Made by `{command}`, {runs}.", ""])
 
 
 def table_cells(rows: Sequence[Row]) -> dict[str, list[str]]:
