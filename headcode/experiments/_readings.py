@@ -24,7 +24,7 @@ def draw_readings(
             panel.axis("off")
             whose = "the puzzle's own answer" if place == 0 else f"a rival: {what}"
             answer = " ".join(map(str, reading.answer))
-            heading = f"{answer}, posterior {reading.probability:.3f}\n{whose}"
+            heading = f"{answer}, posterior {_in_words(reading.probability)}\n{whose}"
             panel.set_title(heading, color=RIGHT if place == 0 else INK)
             _draw_grid(panel, puzzle, reading, readings[0].answer)
             for feature in range(num_features):
@@ -39,6 +39,13 @@ def draw_readings(
                 panel.text(2.3, y, rule, va="center", fontsize=8, weight=weight, color=INK)
         figure.suptitle(f"SRAVEN, {name} (seed 0): {what}", fontsize=8, color="0.35")
         return save(figure, stem)
+
+
+def _in_words(probability: float) -> str:
+    """Three decimals, but never a 0 or a 1 that is not exact."""
+    if 0.0 < probability < 0.0005:
+        return "below 0.001"
+    return "above 0.999" if 0.9995 <= probability < 1.0 else f"{probability:.3f}"
 
 
 def _rows(puzzle: np.ndarray, reading: Explanation, feature: int) -> str:

@@ -26,8 +26,9 @@ class Ambiguity(Experiment):
     question = "What share of SRAVEN puzzles has more than one answer that fits the visible panels?"
     claim = "Appendix B.2: fewer than half a percent of the puzzles are ambiguous."
     selection = (
-        "None: the first puzzles of each split of seed 0, no training. The puzzles that are drawn have held-out rules "
-        "and as few readings as any; among these they are the ones that are hardest to decide, the first of several."
+        "None: the first puzzles of each split of seed 0, no training. The puzzles that are drawn are the held-out "
+        "ones whose two answers are hardest to decide between, those with the fewest readings among them, the first of "
+        "them."
     )
 
     def runs(self, scale: Scale) -> NamedConfigs:
@@ -46,7 +47,11 @@ class Ambiguity(Experiment):
             say(f"{count:,} puzzles with {num_features} feature(s)")
             rows.append(measured(SRaven(num_features=num_features, held_out=0), "iid", count, "by number of features"))
         study.rows = rows
-        study.extra["shown"] = {changed: clearest(task, "compositional", count, changed) for changed in SHOWN}
+        for changed, words in SHOWN.items():
+            shown = undecided(task, "compositional", count, changed)
+            if shown is not None:
+                paths = draw_readings(*shown, words, study.folder / f"{self.name}-{changed}")
+                say(f"A puzzle where {words}: {paths[-1]}")
 
     def tables(self, study: Study) -> list[Table]:
         ours = study.where(layout="ours")
@@ -120,11 +125,7 @@ class Ambiguity(Experiment):
             axes[1].set_ylim(0, 1.2 * max(values))
             axes[1].annotate("all that the\ncheck looks for", (4, values[-1]), xytext=(0, 16),
                              textcoords="offset points", ha="center", fontsize=7, color=PALETTE[0])  # fmt: skip
-            paths = save(figure, stem)
-        for changed, shown in study.extra["shown"].items():
-            if shown is not None:
-                paths += draw_readings(*shown, SHOWN[changed], stem.with_name(f"{stem.name}-{changed}"))
-        return paths
+            return save(figure, stem)
 
 
 def measured(task: SRaven, split: str, count: int, layout: str) -> Row:
@@ -155,7 +156,9 @@ def authors_rows(task: SRaven, split: str, count: int) -> list[Row]:
     base = {"split": split, "seed": task.seed, "features": task.num_features, "puzzles": count}
     matched = oracle.solve(unpermuted, task.num_values, permuted=False).num_answers > 1
     by_sorting = sum(len(answers_with_sorted_rules(puzzle, task.num_values)) > 1 for puzzle in unpermuted[matched])
-    all_matchings, known_matching = (int(authors_check(unpermuted, task.num_values, free).sum()) for free in (1, 0))
+    all_matchings, known_matching = (
+        int(authors_check(unpermuted, task.num_values, free).sum()) for free in (True, False)
+    )
     layouts = {
         "permuted": (
             int(authors_check(permuted, task.num_values).sum()),
@@ -171,20 +174,20 @@ def authors_rows(task: SRaven, split: str, count: int) -> list[Row]:
     return [{"layout": name, **base, "check": pair[0], "several": pair[1]} for name, pair in layouts.items()]
 
 
-def clearest(
+def undecided(
     task: SRaven, split: str, count: int, changed: int
 ) -> tuple[str, np.ndarray, list[oracle.Explanation]] | None:
     """A puzzle with two answers that differ in so many features, its name, and the best reading of either answer.
 
-    It has the fewest readings of all these puzzles, and among those that have no more the smallest posterior of its
-    most probable answer. None if there is no such puzzle.
+    No other such puzzle has a smaller posterior of the most probable answer (to two decimals) and, of those as
+    undecided, none has fewer readings. None if there is no such puzzle.
     """
     puzzles = task.raw(split, np.arange(count))["puzzles"]
     solutions = oracle.solve_split(task, split, puzzles)
     fitting = (solutions.num_answers == 2) & changed_features(puzzles, solutions)[:, changed]
     if not fitting.any():
         return None
-    instance = int(np.lexsort((solutions.best_probability, solutions.explanations, ~fitting))[0])
+    instance = int(np.lexsort((solutions.explanations, solutions.best_probability.round(2), ~fitting))[0])
     prior = task.compositions[task.split_compositions[split]]
     readings = oracle.explain(puzzles[instance], task.num_values, compositions=prior)
     own = puzzles[instance, -1, -1]

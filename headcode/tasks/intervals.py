@@ -20,7 +20,7 @@ def share_of(hits: np.ndarray, asked: np.ndarray | None = None) -> dict[str, Any
     """The share of hits (N,) or (N, feature) with its interval and count; None where nothing was asked.
 
     `asked` (N, feature) says which features count. Features of one puzzle are right or wrong together more often than
-    not, so the interval is as wide as puzzles drawn as a whole make it, and never narrower than of single trials.
+    not, so the interval is that of puzzles drawn as a whole. Hits may also be probabilities; the share is their mean.
     """
     groups = hits.reshape(len(hits), -1).astype(float)
     counted = np.ones(groups.shape, dtype=bool) if asked is None else asked
@@ -31,14 +31,7 @@ def share_of(hits: np.ndarray, asked: np.ndarray | None = None) -> dict[str, Any
     share = float(right.sum() / count)
     alone = share * (1 - share) / count
     together = float(((right - share * trials) ** 2).sum()) / count**2
-    # Where every trial ended alike the data do not tell how features hang together: each puzzle then counts once.
-    effective = count * min(1.0, alone / together) if together else int((trials > 0).sum())
+    # Where every puzzle came out alike the data do not tell how features hang together: each puzzle then counts once.
+    effective = count * alone / together if together else int((trials > 0).sum())
     low, high = wilson_interval(share, effective)
     return {"share": share, "low": low, "high": high, "count": count}
-
-
-def mean_of(values: np.ndarray) -> dict[str, Any]:
-    """The mean of probabilities with its interval by the normal distribution, kept in 0..1."""
-    mean, error = float(values.mean()), float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 1.0
-    return {"share": mean, "low": max(mean - 1.96 * error, 0.0), "high": min(mean + 1.96 * error, 1.0),
-            "count": len(values)}  # fmt: skip

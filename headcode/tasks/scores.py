@@ -6,7 +6,7 @@ import numpy as np
 
 from headcode.tasks import oracle
 from headcode.tasks.answers import NO_ANSWER, Export
-from headcode.tasks.intervals import mean_of, share_of
+from headcode.tasks.intervals import share_of
 from headcode.tasks.sraven_rules import RULE_NAMES
 from headcode.tasks.variants import variant_puzzles
 
@@ -62,7 +62,7 @@ def score(export: Export, answers: np.ndarray) -> dict[str, Any]:
         "ceiling": ceiling,
         "share_of_ceiling": _divided(share_of(right[0]), ceiling),
         "uninformed_solver": share_of(uninformed.all(1)),
-        "posterior": mean_of(posterior),
+        "posterior": share_of(posterior),
         "supported": share_of(supported),
         "one_answer": of_puzzles(~several),
         "several_answers": of_puzzles(several),

@@ -66,8 +66,8 @@ def sraven_prompt(task: SRaven, puzzle: np.ndarray, names: Sequence[str] | None 
     else:
         lines.append("Each feature has the same position in all panels.")
     lines.append(
-        f"Which {asked} does the hidden panel show, in the order of its column? If several answers fit, give the most "
-        "probable one, where every combination of rules is equally likely."
+        f"Which {asked} does the hidden panel show, in the order in which the last column shows the features? If "
+        "several answers fit, give the most probable one, where every combination of rules is equally likely."
     )
     lines.append(f'End with one line: "Answer:" and the {asked}, separated by spaces.')
     lines.append("")
@@ -87,8 +87,10 @@ def _rule_sentences(task: SRaven) -> list[str]:
         sentences.append("constant: the number stays the same along a row.")
     steps = [name for rule, name in ((1, "+1"), (2, "+2"), (3, "-1"), (4, "-2")) if rule in rules]
     if steps:
-        some = f"one of {', '.join(steps)}" if len(steps) > 1 else steps[0]
-        sentences.append(f"progression: from panel to panel the number changes by the same step, {some}, in all rows.")
+        sentences.append(
+            "progression: from panel to panel the number changes by one step, the same in all rows: "
+            f"{' or '.join(steps)}."
+        )
     if 5 in rules:
         sentences.append("sum: the last number of a row is the sum of the others.")
     if 6 in rules:
