@@ -1,4 +1,4 @@
-"""Two readings of one SRAVEN puzzle side by side, so that a reader can check both with a pencil."""
+"""The readings of one SRAVEN puzzle side by side, so that a reader can check them with a pencil."""
 
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,19 @@ CENTRED: Any = {"ha": "center", "va": "center"}
 def draw_readings(
     name: str, puzzle: np.ndarray, readings: list[Explanation], what: str, stem: str | Path
 ) -> list[Path]:
-    """The puzzle once for each reading: tiles of one colour are one feature, and below stand its rows and its rule."""
-    num_features = puzzle.shape[2]
-    with canvas(PAGE_WIDTH, 2.4 + 0.2 * num_features, 1, len(readings)) as (figure, axes):
-        for place, (panel, reading) in enumerate(zip(np.atleast_1d(axes), readings, strict=True)):
+    """The puzzle once for each reading, that of its own answer first: tiles of one colour are one feature, and below
+    stand its rows and its rule, bold where the readings differ."""
+    num_features, own = puzzle.shape[2], readings[0]
+    lines = -(-len(readings) // 2)
+    with canvas(PAGE_WIDTH, lines * (2.2 + 0.2 * num_features) + 0.2, lines, 2, squeeze=False) as (figure, axes):
+        for panel, reading in zip(axes.flat, readings, strict=False):
             panel.set(xlim=(0, 3.3), ylim=(0.1 - 0.3 * num_features, 2.8))
-            panel.axis("off")
-            whose = "the puzzle's own answer" if place == 0 else f"a rival: {what}"
+            changes = int((reading.answer != own.answer).sum())
+            whose = f"a rival: {changes} of {num_features} changed" if changes else "the puzzle's own answer"
             answer = " ".join(map(str, reading.answer))
             heading = f"{answer}, posterior {_in_words(reading.probability)}\n{whose}"
-            panel.set_title(heading, color=RIGHT if place == 0 else INK)
-            _draw_grid(panel, puzzle, reading, readings[0].answer)
+            panel.set_title(heading, color=INK if changes else RIGHT)
+            _draw_grid(panel, puzzle, reading, own.answer)
             for feature in range(num_features):
                 y = -0.12 - 0.3 * feature
                 others = [other.rules[feature] != reading.rules[feature] for other in readings]
@@ -37,6 +39,8 @@ def draw_readings(
                            weight=weight, color=INK)  # fmt: skip
                 rule = RULE_NAMES[reading.rules[feature]]
                 panel.text(2.3, y, rule, va="center", fontsize=8, weight=weight, color=INK)
+        for panel in axes.flat:
+            panel.axis("off")
         figure.suptitle(f"SRAVEN, {name} (seed 0): {what}", fontsize=8, color="0.35")
         return save(figure, stem)
 

@@ -1,5 +1,6 @@
 """How many SRAVEN puzzles are ambiguous, by the authors' check and by the exact solver, on the same puzzles."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from headcode.tasks.intervals import wilson_interval
 NUM_FEATURES = (1, 2, 3, 4, 5, 6)
 CLAIMED = 0.005
 """The paper's bound on the share of ambiguous puzzles."""
+MOST_ANSWERS = 4
+"""Of a puzzle that is drawn."""
 SHOWN = {1: "one feature changes", 2: "two features change", 4: "all four features change"}
 """The puzzles that are drawn, by how many features their rival answer changes."""
 
@@ -26,9 +29,8 @@ class Ambiguity(Experiment):
     question = "What share of SRAVEN puzzles has more than one answer that fits the visible panels?"
     claim = "Appendix B.2: fewer than half a percent of the puzzles are ambiguous."
     selection = (
-        "None: the first puzzles of each split of seed 0, no training. The puzzles that are drawn are the held-out "
-        "ones whose two answers are hardest to decide between, those with the fewest readings among them, the first of "
-        "them."
+        "None: the first puzzles of each split of seed 0, no training. Drawn are held-out puzzles with at most four "
+        "answers, those whose own answer and rival are both most probable, the first of several."
     )
 
     def runs(self, scale: Scale) -> NamedConfigs:
@@ -177,22 +179,32 @@ def authors_rows(task: SRaven, split: str, count: int) -> list[Row]:
 def undecided(
     task: SRaven, split: str, count: int, changed: int
 ) -> tuple[str, np.ndarray, list[oracle.Explanation]] | None:
-    """A puzzle with two answers that differ in so many features, its name, and the best reading of either answer.
+    """A puzzle with a rival that changes so many features, its name, and the best reading of each of its answers.
 
-    No other such puzzle has a smaller posterior of the most probable answer (to two decimals) and, of those as
-    undecided, none has fewer readings. None if there is no such puzzle.
+    A reading's probability is that of its answer; the puzzle's own answer comes first. The puzzle is the one where own
+    answer and rival are both most probable (to two decimals); of several the one with the fewest answers, then with the
+    fewest readings. It has four answers at most. None if there is no such puzzle.
     """
     puzzles = task.raw(split, np.arange(count))["puzzles"]
     solutions = oracle.solve_split(task, split, puzzles)
-    fitting = (solutions.num_answers == 2) & changed_features(puzzles, solutions)[:, changed]
-    if not fitting.any():
+    truth = puzzles[:, -1, -1]
+    owner = np.repeat(np.arange(count), solutions.num_answers)
+    rivals = (solutions.flat_answers != truth[owner]).sum(axis=1) == changed
+    rivals &= solutions.num_answers[owner] <= MOST_ANSWERS
+    if not rivals.any():
         return None
-    instance = int(np.lexsort((solutions.explanations, solutions.best_probability.round(2), ~fitting))[0])
+    owner, probable = owner[rivals], solutions.flat_probabilities[rivals]
+    weaker = np.minimum(probable, solutions.probability_of(truth)[owner]).round(2)
+    instance = int(owner[np.lexsort((solutions.explanations[owner], solutions.num_answers[owner], -weaker))[0]])
     prior = task.compositions[task.split_compositions[split]]
-    readings = oracle.explain(puzzles[instance], task.num_values, compositions=prior)
-    own = puzzles[instance, -1, -1]
-    kinds = [[r for r in readings if (r.answer == own).all() == is_own] for is_own in (True, False)]
-    return f"{split}, instance {instance}", puzzles[instance], [kind[0] for kind in kinds]
+    found: dict[tuple[int, ...], oracle.Explanation] = {}
+    for reading in oracle.explain(puzzles[instance], task.num_values, compositions=prior):
+        answer = tuple(reading.answer.tolist())
+        known = found.setdefault(answer, dataclasses.replace(reading, probability=0.0))
+        found[answer] = dataclasses.replace(known, probability=known.probability + reading.probability)
+    own = found.pop(tuple(truth[instance].tolist()))
+    others = sorted(found.values(), key=lambda reading: -reading.probability)
+    return f"{split}, instance {instance}", puzzles[instance], [own, *others]
 
 
 def both(first: Row, row: Row) -> Row:

@@ -148,12 +148,14 @@ def panel(answer: Any, task: SRaven, names: list[str] | None = None) -> list[int
     if not isinstance(words, list) or len(words) != task.num_features:
         return None
     letters = {name: value for value, name in enumerate(names or ())}
-    values = [letters.get(word, word) for word in words] if all(type(word) in (str, int) for word in words) else []
+    if not all(type(word) in (str, int) for word in words):
+        return None
+    values: list[Any] = [letters.get(word, word) for word in words]
     try:
         numbers = [int(value) for value in values]
     except ValueError:
         return None
-    return numbers if numbers and all(0 <= number < task.num_values for number in numbers) else None
+    return numbers if all(0 <= number < task.num_values for number in numbers) else None
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

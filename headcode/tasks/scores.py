@@ -21,8 +21,9 @@ def score(export: Export, answers: np.ndarray) -> dict[str, Any]:
     """
     task = export.task
     shape = (export.count, task.num_features)
-    right = np.zeros(answers.shape[:2], dtype=bool)
-    by_feature, solver, uninformed = (np.zeros(shape, dtype=bool) for _ in range(3))
+    right: np.ndarray = np.zeros(answers.shape[:2], dtype=bool)
+    by_feature: np.ndarray = np.zeros(shape, dtype=bool)
+    solver, uninformed = by_feature.copy(), by_feature.copy()
     posterior, best = np.zeros(export.count), np.zeros(export.count)
     supported, several = (np.zeros(export.count, dtype=bool) for _ in range(2))
     rules = np.zeros(shape, dtype=np.int64)
@@ -43,6 +44,8 @@ def score(export: Export, answers: np.ndarray) -> dict[str, Any]:
         solver[part] = solutions.best == truth
         uninformed[part] = oracle.solve(puzzles, task.num_values, task.permute, task.rule_ids).best == truth
 
+    numbers_right = by_feature.sum(1)
+
     def of_puzzles(chosen: np.ndarray) -> dict[str, Any]:
         return share_of(right[0][chosen]) | {"solver": share_of(solver.all(1)[chosen])["share"]}
 
@@ -50,7 +53,6 @@ def score(export: Export, answers: np.ndarray) -> dict[str, Any]:
         return share_of(by_feature, asked) | {"solver": share_of(solver, asked)["share"]}
 
     everything, ceiling, distinct = np.ones(shape, dtype=bool), float(best.mean()), _distinct(rules)
-    numbers_right = by_feature.sum(1)
     found = {
         "headcode_score": VERSION,
         "split": export.split,
@@ -72,7 +74,8 @@ def score(export: Export, answers: np.ndarray) -> dict[str, Any]:
         "features_right": {str(k): share_of(numbers_right == k) for k in range(task.num_features + 1)},
     }
     if export.variants > 1:
-        found |= {"variants": export.variants, "pass_any": share_of(right.any(0)), "pass_all": share_of(right.all(0))}
+        passed = {"pass_any": np.any(right, axis=0), "pass_all": np.all(right, axis=0)}
+        found |= {"variants": export.variants} | {name: share_of(hits) for name, hits in passed.items()}
     return found
 
 
