@@ -69,13 +69,14 @@ class Ambiguity(Experiment):
             ),
             Table("Share of puzzles with a rival answer that changes exactly so many features", rivals),
             Table(
-                "The best that a solver can do, in percent of puzzles answered right",
+                "The best that a solver can do (% of puzzles answered right), and how sure it can be (% of all puzzles)",
                 [
                     {
                         "split": row["split"],
                         "all puzzles": 100 * row["ceiling"],
                         "those with several answers": 100 * row["ceiling_several"],
-                        "best answer below 99 % posterior": 100 * row["unsure"] / row["puzzles"],
+                        "best posterior below 0.99": percent(row, "unsure"),
+                        "at most 0.5": percent(row, "undecided"),
                     }
                     for row in ours
                 ],
@@ -149,6 +150,7 @@ def measured(task: SRaven, split: str, count: int, layout: str) -> Row:
         "ceiling": float(best.mean()),
         "ceiling_several": float(best[several].mean()) if several.any() else None,
         "unsure": int((best < 0.99).sum()),
+        "undecided": int((best < 0.5 + 1e-9).sum()),
     }
 
 
