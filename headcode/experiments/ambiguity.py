@@ -69,7 +69,8 @@ class Ambiguity(Experiment):
             ),
             Table("Share of puzzles with a rival answer that changes exactly so many features", rivals),
             Table(
-                "The best that a solver can do (% of puzzles answered right), and how sure it can be (% of all puzzles)",
+                "The best that a solver can do (% of puzzles answered right), "
+                "and how sure it can be (% of all puzzles)",
                 [
                     {
                         "split": row["split"],
