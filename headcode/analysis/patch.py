@@ -16,7 +16,7 @@ from headcode.analysis.runs import OpenRun, check_layers, check_split, open_run,
 from headcode.nn import capture_codes, edit_codes
 from headcode.nn.edit import Edit
 from headcode.tasks import Batch
-from headcode.tasks.answers import wilson_interval
+from headcode.tasks.intervals import wilson_interval
 
 
 def patch(

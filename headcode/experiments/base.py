@@ -57,7 +57,8 @@ class Study:
 
     scale: Scale
     rows: Sequence[Row]
-    """One per run: its configuration's flat fields and its last metrics, as `run_sweep` gives them."""
+    """One per run: its configuration's flat fields and its last metrics, as `run_sweep` gives them. Without runs, one
+    per measurement."""
     folder: Path
     """Where the experiment's files go."""
     threads: int | None = None
@@ -94,6 +95,8 @@ class Experiment(ABC):
     selection: ClassVar[str]
     """How hyperparameters and checkpoints are chosen, so that no held-out number chooses itself."""
 
+    trains: ClassVar[bool] = True
+    """Whether it has training runs. If not, `analyse` measures, and puts what it found into `study.rows`."""
     needs_weights: ClassVar[bool] = False
     """Whether `analyse` loads the trained models: records of metrics are then not enough."""
 

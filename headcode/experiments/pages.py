@@ -71,9 +71,9 @@ def _origin(experiment: Experiment, findings: Findings) -> list[str]:
     scale, runs, recorded = findings["scale"], findings["runs"], findings["taken from kept records"]
     seeds = ", ".join(map(str, findings["seeds"]))
     lines = ["## How it was made", "", f"- **Selection**: {findings['selection']}"]
+    what = f"{runs} runs{f', {recorded} of them taken from kept records' if recorded else ''}"
     lines.append(
-        f"- **Runs**: `{scale}` scale, {runs} runs{f', {recorded} of them taken from kept records' if recorded else ''}"
-        f"; seeds {seeds}."
+        f"- **Runs**: `{scale}` scale, {what if experiment.trains else 'none: nothing is trained'}; seeds {seeds}."
     )
     if missing := findings.get("missing", ()):
         more = f", and {len(missing) - 5} more" if len(missing) > 5 else ""
@@ -81,11 +81,12 @@ def _origin(experiment: Experiment, findings: Findings) -> list[str]:
     if commits := findings.get("commits", ()):
         lines.append(f"- **Code of the runs**: commit {', '.join(commits)}.")
     lines += [f"- **Failed, and left out**: {name}: {message}" for name, message in findings.get("failed", {}).items()]
-    return [*lines, "", *_command(experiment, scale, f"it trains {runs} models")]
+    return [*lines, "", *_command(experiment, scale, f"it trains {runs} models" if experiment.trains else "minutes")]
 
 
 def _command(experiment: Experiment, scale: str, reason: str) -> list[str]:
-    return [f"<!-- not run: {reason} -->", "```sh", f"{command(experiment.name, scale)} --jobs 2 --threads 1", "```"]
+    jobs = " --jobs 2 --threads 1" if experiment.trains else ""
+    return [f"<!-- not run: {reason} -->", "```sh", f"{command(experiment.name, scale)}{jobs}", "```"]
 
 
 def command(name: str, scale: str) -> str:

@@ -195,7 +195,7 @@ def reproduce(
     as_json, as_text = folder / FINDINGS, folder / "findings.md"
     replace_file(as_json, to_json(findings))
     replace_file(as_text, page(experiment, findings).encode())
-    files = [_write_rows(rows, folder / "results.csv"), as_json, as_text, *figures]
+    files = [_write_rows(study.rows, folder / "results.csv"), as_json, as_text, *figures]
     say(f"Analysis and figure of {experiment.name}: {time.monotonic() - start:.0f} s.")
     if pages is not None:
         files += publish(folder, pages, experiment)
@@ -223,9 +223,9 @@ def findings_of(
         "question": experiment.question,
         "paper": experiment.claim,
         "selection": experiment.selection,
-        "runs": len(study.rows),
+        "runs": len(study.rows) if experiment.trains else 0,
         "taken from kept records": study.from_records,
-        "hashes": {row["name"]: row["hash"] for row in study.rows},
+        "hashes": {row["name"]: row["hash"] for row in study.rows} if experiment.trains else {},
         "missing": study.missing,
         "failed": study.failed,
         "commits": sorted({row["commit"] for row in study.rows if row.get("commit")}),

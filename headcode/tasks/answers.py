@@ -1,4 +1,4 @@
-"""Anyone's answers to exported SRAVEN puzzles: read from a file, checked, and scored beside the exact solver.
+"""Anyone's answers to exported SRAVEN puzzles: read from a file, and checked; `headcode.tasks.scores` scores them.
 
 A file of answers is JSON lines. The first one says which puzzles are answered, by the hash of their card; then comes
 one line for each instance (and for each of its variants, if the export has any):
@@ -12,13 +12,14 @@ Or it is CSV, with the hash in a column of its own, the same in every row:
     sha256,instance,answer
     …,0,3 4 1 0
 
-Further keys and columns are passed over. An answer that cannot be read as numbers counts as a wrong one; a file that
+Further keys and columns are passed over. An answer that cannot be read as a panel counts as a wrong one; a file that
 leaves an instance out, has one twice, or answers other puzzles is refused.
 """
 
 import csv
 import dataclasses
-import json
+import itertools
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,15 +28,13 @@ from typing import Any
 import numpy as np
 
 from headcode.files import is_count, open_regular, parse_json, read_object
-from headcode.tasks import oracle
 from headcode.tasks.sraven import SRaven
-from headcode.tasks.sraven_rules import RULE_NAMES
-from headcode.tasks.variants import MOST_VARIANTS, variant_names, variant_puzzles
+from headcode.tasks.variants import MOST_VARIANTS, variant_names
 
 VERSION = 1
-LONGEST_LINE = 100_000
-MOST_PUZZLES = 10_000_000
-CHUNK = 4096
+LONGEST_LINE = 1_000_000
+LARGEST_FILE = 4 * 10**9
+MOST_ANSWERS = 10_000_000
 NO_ANSWER = -1
 
 
@@ -64,8 +63,10 @@ def read_card(path: Path) -> Export:
     if not sensible or not isinstance(split, str):
         raise ValueError(f"{path} does not say which puzzles of which split it stands for; export them again.")
     task = SRaven.from_dict(config)
-    if numbers[1] > MOST_PUZZLES:
-        raise ValueError(f"{path} stands for {numbers[1]:,} puzzles, and at most {MOST_PUZZLES:,} are scored at once.")
+    if numbers[1] * numbers[2] > MOST_ANSWERS:
+        raise ValueError(
+            f"{path} stands for {numbers[1] * numbers[2]:,} puzzles, and at most {MOST_ANSWERS:,} are scored at once."
+        )
     if task.fingerprint(split, numbers[1], numbers[0]) != sha256:
         raise ValueError(
             f"{path} says sha256 {sha256!r:.80}, and the puzzles that it describes have another one: export them again."
@@ -74,12 +75,34 @@ def read_card(path: Path) -> Export:
     return Export(task, split, start, count, variants, sha256)
 
 
+def find_card(answers: Path) -> Path:
+    """The card beside a file of answers that has the hash which the answers name."""
+    _, first = next(_rows(answers), (0, None))
+    if first is None:
+        raise ValueError(f"{answers} has no answers.")
+    for card in sorted(answers.parent.glob("*.card.json")):
+        try:
+            if read_object(card).get("sha256") == first["sha256"]:
+                return card
+        except (ValueError, OSError):  # some other file; it is not the one
+            continue
+    raise ValueError(
+        f"{answers} answers puzzles with sha256 {first['sha256']!r:.80}, and no card beside it has that hash: "
+        "say --puzzles FILE, the file that headcode export wrote."
+    )
+
+
 def read_answers(path: Path, export: Export) -> np.ndarray:
-    """(variant, instance, position): every answer, NO_ANSWER where it has no number that a value can be."""
+    """(variant, instance, position): every answer, NO_ANSWER where it is no panel of the task."""
     task = export.task
     found = np.full((export.variants, export.count, task.num_features), NO_ANSWER, dtype=np.int64)
     given = np.zeros(found.shape[:2], dtype=bool)
-    for line, row in _rows(path, export.sha256):
+    for line, row in _rows(path):
+        if row["sha256"] != export.sha256:
+            raise ValueError(
+                f"{path} answers other puzzles: its sha256 is {row['sha256']!r:.80}, that of these puzzles (split "
+                f"{export.split}, {export.count:,} from instance {export.start} on) is {export.sha256!r}."
+            )
         number: Any = row.get("instance")
         variant: Any = row.get("variant", 0)
         if not is_count(number) or not is_count(variant):
@@ -96,7 +119,7 @@ def read_answers(path: Path, export: Export) -> np.ndarray:
         if given[place]:
             raise ValueError(f"{path}, line {line}: instance {number} with variant {variant} is there twice; keep one.")
         given[place] = True
-        answer = _numbers(row.get("answer"), task, variant_names(task, number, variant))
+        answer = panel(row.get("answer"), task, variant_names(task, number, variant))
         if answer is not None:
             found[place] = answer
     if not given.all():
@@ -109,149 +132,112 @@ def read_answers(path: Path, export: Export) -> np.ndarray:
     return found
 
 
-def _rows(path: Path, sha256: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and content of each answer, JSON or CSV, once the file has said that it answers these puzzles."""
-    with open_regular(path) as file:
-        lines = _lines(path, iter(lambda: file.readline(LONGEST_LINE + 1), b""))
-        number, first = next(lines, (1, ""))
-        if first.lstrip().startswith("{"):
-            header = parse_json(first, f"{path}, line {number}")
-            if not isinstance(header, dict) or "headcode_answers" not in header:
-                raise ValueError(_how_to_begin(path, sha256))
-            if header["headcode_answers"] != VERSION:
-                raise ValueError(
-                    f"{path} is of version {header['headcode_answers']!r:.40} of this format, and this is headcode for "
-                    f"version {VERSION}: install the headcode that it was written for."
-                )
-            _check_hash(path, header.get("sha256"), sha256)
-            for number, text in lines:
-                row = parse_json(text, f"{path}, line {number}")
-                if not isinstance(row, dict):
-                    raise ValueError(f"{path}, line {number}: an answer is an object with instance and answer.")
-                yield number, row
-            return
-        columns = _cells(path, number, first)
-        if not {"sha256", "instance", "answer"} <= set(columns):
-            raise ValueError(_how_to_begin(path, sha256))
-        for number, text in lines:
-            cells: dict[str, Any] = dict(zip(columns, _cells(path, number, text), strict=False))
-            _check_hash(path, cells.get("sha256"), sha256)
-            for name in {"instance", "variant"} & cells.keys():
-                cells[name] = int(cells[name]) if cells[name].isdecimal() and len(cells[name]) < 20 else None
-            yield number, cells
+def panel(answer: Any, task: SRaven, names: list[str] | None = None) -> list[int] | None:
+    """An answer as values, or None if it is no panel of this task; `names` are the letters of a variant's values.
 
+    Of a text only what follows its last "Answer:" is read, one line of it; without that word all of it is the answer.
 
-def _cells(path: Path, number: int, text: str) -> list[str]:
-    try:
-        return next(csv.reader([text]), [])
-    except csv.Error as error:
-        raise ValueError(f"{path}, line {number} is no line of CSV: {error}.") from None
-
-
-def _lines(path: Path, lines: Iterator[bytes]) -> Iterator[tuple[int, str]]:
-    """Number and text of the lines that are not empty; endless ones and other kinds of files are refused."""
-    for number, line in enumerate(lines, 1):
-        if len(line) > LONGEST_LINE:
-            raise ValueError(f"{path}, line {number} has more than {LONGEST_LINE:,} characters; one answer is a line.")
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError:
-            raise ValueError(f"{path}, line {number} is no text; answers are JSON lines or CSV.") from None
-        if text.strip():
-            yield number, text
-
-
-def _how_to_begin(path: Path, sha256: str) -> str:
-    header = json.dumps({"headcode_answers": VERSION, "sha256": sha256})
-    return (
-        f"{path} does not say which puzzles it answers. JSON lines begin with {header}; CSV has the columns "
-        "sha256, instance and answer."
-    )
-
-
-def _check_hash(path: Path, given: Any, sha256: str) -> None:
-    if given != sha256:
-        raise ValueError(f"{path} answers other puzzles: its sha256 is {given!r:.80}, that of the card is {sha256!r}.")
-
-
-def _numbers(answer: Any, task: SRaven, names: list[str] | None) -> list[int] | None:
-    """An answer as values, or None if it is not a panel of this task; letters where a prompt had letters."""
-    words = re.findall(r"-?\d+|[a-z]", answer.lower()) if isinstance(answer, str) else answer
+    >>> panel("3 + 4 = 7, and so on.\\nAnswer: [7, 0]", SRaven(num_features=2))
+    [7, 0]
+    """
+    if isinstance(answer, str):
+        _, marked, said = answer.lower().rpartition("answer:")
+        words: Any = re.findall(r"-?\d+|[a-z]+", said.strip().partition("\n")[0] if marked else said)
+    else:
+        words = answer
     if not isinstance(words, list) or len(words) != task.num_features:
         return None
     letters = {name: value for value, name in enumerate(names or ())}
-    values = [letters.get(word, word) for word in words] if all(type(word) in (str, int) for word in words) else []
+    if not all(type(word) in (str, int) for word in words):
+        return None
+    values: list[Any] = [letters.get(word, word) for word in words]
     try:
         numbers = [int(value) for value in values]
     except ValueError:
         return None
-    return numbers if numbers and all(0 <= number < task.num_values for number in numbers) else None
+    return numbers if all(0 <= number < task.num_values for number in numbers) else None
 
 
-def score(export: Export, answers: np.ndarray) -> dict[str, Any]:
-    """What the answers (variant, instance, position) are worth: shares are of puzzles, with 95 % Wilson intervals."""
-    task = export.task
-    right = np.zeros(answers.shape[:2], dtype=bool)
-    by_feature = np.zeros((export.count, task.num_features), dtype=bool)
-    posterior, supported, best, ambiguous = (np.zeros(export.count) for _ in range(4))
-    rules = np.zeros((export.count, task.num_features), dtype=np.int64)
-    for first in range(0, export.count, CHUNK):
-        part = slice(first, min(first + CHUNK, export.count))
-        batch = task.instances(export.split, np.arange(export.start + first, export.start + part.stop))
-        puzzles, instances = batch.info["puzzles"].numpy(), batch.info["instance"].numpy()
-        for variant in range(export.variants):
-            truth = variant_puzzles(task, puzzles, instances, variant)[:, -1, -1]
-            right[variant, part] = (answers[variant, part] == truth).all(1)
-        by_feature[part] = answers[0, part] == puzzles[:, -1, -1]
-        rules[part] = batch.info["token_rules"].numpy()[:, -task.num_features :]
-        solutions = oracle.solve_split(task, export.split, puzzles)
-        posterior[part] = solutions.probability_of(answers[0, part])
-        supported[part] = solutions.supports(answers[0, part])
-        best[part], ambiguous[part] = solutions.best_probability, solutions.num_answers > 1
-    ceiling = float(best.mean())
-    found = {
-        "split": export.split,
-        "puzzles": export.count,
-        "features": task.num_features,
-        "accuracy": _share(right[0]),
-        "ceiling": ceiling,
-        "share_of_ceiling": float(right[0].mean()) / ceiling,
-        "feature_accuracy": _share(by_feature.ravel()),
-        "posterior": float(posterior.mean()),
-        "supported": _share(supported > 0),
-        "one_answer": _share(right[0][ambiguous == 0]),
-        "several_answers": _share(right[0][ambiguous == 1]),
-        "rules": {RULE_NAMES[rule]: _share(by_feature[rules == rule]) for rule in task.rule_ids},
-        "distinct_rules": {
-            str(number): _share(right[0][_distinct(rules) == number]) for number in range(1, task.num_features + 1)
-        },
-    }
-    if export.variants > 1:
-        found |= {"variants": export.variants, "pass_any": _share(right.any(0)), "pass_all": _share(right.all(0))}
-    return found
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number and content of each answer, JSON or CSV, with the hash of the puzzles that the file names."""
+    with open_regular(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > LARGEST_FILE:
+            raise ValueError(
+                f"{path} has {size:,} bytes, and a file of answers at most {LARGEST_FILE:,}; "
+                "keep no more than instance, variant and answer."
+            )
+        lines = _lines(path, iter(lambda: file.readline(LONGEST_LINE + 1), b""))
+        number, first = next(((number, text) for number, text in lines if text.strip()), (1, ""))
+        if first.lstrip().startswith("{"):
+            yield from _json_rows(path, number, first, lines)
+        else:
+            yield from _csv_rows(path, number, first, lines)
 
 
-def _distinct(rules: np.ndarray) -> np.ndarray:
-    """(N,): how many different rules each puzzle has."""
-    changes = np.diff(np.sort(rules, axis=1), axis=1) != 0
-    return 1 + changes.sum(1)
+def _json_rows(
+    path: Path, number: int, first: str, lines: Iterator[tuple[int, str]]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    header = parse_json(first, f"{path}, line {number}")
+    if "headcode_answers" not in header:
+        raise ValueError(_how_to_begin(path))
+    if header["headcode_answers"] != VERSION:
+        raise ValueError(
+            f"{path} is of version {header['headcode_answers']!r:.40} of this format, and this is headcode for "
+            f"version {VERSION}: install the headcode that it was written for."
+        )
+    if not isinstance(header.get("sha256"), str):
+        raise ValueError(_how_to_begin(path))
+    for number, text in lines:
+        if not text.strip():
+            continue
+        row = parse_json(text, f"{path}, line {number}")
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}, line {number}: an answer is an object with instance and answer.")
+        yield number, row | {"sha256": header["sha256"]}
 
 
-def _share(hits: Any) -> dict[str, float | int | None]:
-    """The share of hits with its interval; None where nothing was asked."""
-    if hits.size == 0:
-        return {"share": None, "low": None, "high": None, "count": 0}
-    share = float(hits.mean())
-    low, high = wilson_interval(share, hits.size)
-    return {"share": share, "low": low, "high": high, "count": int(hits.size)}
+def _csv_rows(
+    path: Path, number: int, first: str, lines: Iterator[tuple[int, str]]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    reader = csv.reader(itertools.chain([first], (text for _, text in lines)), strict=True)
+    columns: list[str] = []
+    try:
+        for cells in reader:
+            line = number - 1 + reader.line_num
+            if not columns:
+                columns = cells
+                if not {"sha256", "instance", "answer"} <= set(columns):
+                    raise ValueError(_how_to_begin(path))
+            elif "".join(cells).strip():
+                if len(cells) != len(columns):
+                    raise ValueError(
+                        f"{path}, line {line} has {len(cells)} cells, and the first line names {len(columns)} columns; "
+                        "a cell with commas stands in quotes."
+                    )
+                row: dict[str, Any] = dict(zip(columns, cells, strict=True))
+                for name in {"instance", "variant"} & row.keys():
+                    if row[name].isdecimal() and len(row[name]) < 20:
+                        row[name] = int(row[name])
+                yield line, row
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {number - 1 + max(reader.line_num, 1)} is no line of CSV: {error}.") from None
+    if not columns:
+        raise ValueError(_how_to_begin(path))
 
 
-def wilson_interval(share: float, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of `count` trials: sensible for few trials and for shares of 0 and 1.
+def _lines(path: Path, lines: Iterator[bytes]) -> Iterator[tuple[int, str]]:
+    """Number and text of each line; endless ones and bytes that are no text are refused."""
+    for number, line in enumerate(lines, 1):
+        if len(line) > LONGEST_LINE:
+            raise ValueError(f"{path}, line {number} has more than {LONGEST_LINE:,} characters; one answer is a line.")
+        try:
+            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"{path}, line {number} is no text; answers are JSON lines or CSV.") from None
 
-    >>> [round(bound, 3) for bound in wilson_interval(0.0, 49)]
-    [0.0, 0.073]
-    """
-    centre = (share + z**2 / (2 * count)) / (1 + z**2 / count)
-    half = z / (1 + z**2 / count) * (share * (1 - share) / count + z**2 / (4 * count**2)) ** 0.5
-    return min(max(centre - half, 0.0), share), max(min(centre + half, 1.0), share)
+
+def _how_to_begin(path: Path) -> str:
+    return (
+        f'{path} does not say which puzzles it answers. JSON lines begin with {{"headcode_answers": {VERSION}, '
+        '"sha256": "…"}, the hash of the puzzles\' card; CSV has the columns sha256, instance and answer.'
+    )

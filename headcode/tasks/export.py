@@ -72,6 +72,8 @@ def export(
     card = {**task.identity(split, count, start), "seed": task.seed, "headcode": __version__, "format": format}
     if num_variants > 1:
         card["variants"] = num_variants
+    if format == "text":
+        card["prompt_version"] = text.PROMPT_VERSION
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     for target in (path, card_path(path)):

@@ -3,7 +3,7 @@
 >>> from headcode.tasks import SRaven
 >>> task = SRaven(num_features=2)
 >>> prompt, answer = prompts(task, task.sample("iid", 0, 1))[0]
->>> print(prompt.splitlines()[-4])
+>>> print(prompt.splitlines()[-3])
 Row 1: [6 2] [5 1] [5 5]
 """
 
@@ -17,6 +17,8 @@ from headcode.tasks.sraven import SRaven
 from headcode.tasks.variants import variant_names
 
 DECIMALS = 3
+PROMPT_VERSION = 2
+"""Raised whenever the words of a prompt change: scores of different versions are not compared."""
 
 
 def prompts(task: Task, batch: Batch, variant: int = 0) -> list[tuple[str, str]]:
@@ -43,23 +45,31 @@ def sraven_answer(values: Sequence[int] | np.ndarray, names: Sequence[str] | Non
 
 def sraven_prompt(task: SRaven, puzzle: np.ndarray, names: Sequence[str] | None = None) -> str:
     """A puzzle as text, the last panel hidden, with the rules of the game; values may have other names than numbers."""
-    grid, modulus = task.grid, task.num_values
+    grid, count, modulus = task.grid, task.num_features, task.num_values
     symbols = "numbers" if names is None else "letters"
-    written = f"numbers from 0 to {modulus - 1}"
+    written = ""
     if names is not None:
-        written = "letters, each of which stands for a number: " + ", ".join(f"{n} = {i}" for i, n in enumerate(names))
+        written = " It is written as a letter: " + ", ".join(f"{name} = {n}" for n, name in enumerate(names)) + "."
+    asked = f"{count} {symbols}" if count > 1 else symbols[:-1]
     lines = [
-        f"The {grid}×{grid} grid below has panels of {task.num_features} {written}. "
-        f"The panels show {task.num_features} features, and each feature follows one rule along every row, "
-        f"all arithmetic modulo {modulus}:",
+        f"The {grid}×{grid} grid below has panels; the last one is hidden. Each panel shows {count} features, each by "
+        f"a number from 0 to {modulus - 1}.{written} Every feature follows one of these rules along each row, from "
+        f"left to right, the same rule in all rows. All arithmetic is modulo {modulus}: after {modulus - 1} comes 0.",
         *(f"- {sentence}" for sentence in _rule_sentences(task)),
+        "Different features may follow the same rule.",
     ]
-    if task.permute:
+    if task.permute and count > 1:
         lines.append(
-            "Which position of a panel shows which feature may differ from column to column, "
-            "but it is the same in all rows of a column."
+            "The features do not keep their positions: each column shows them in an order of its own, which is the "
+            "same in all rows. What stands first in one column may go on as the last of the next."
         )
-    lines.append(f"Give the {task.num_features} {symbols} of the last panel in order, separated by spaces.")
+    else:
+        lines.append("Each feature has the same position in all panels.")
+    lines.append(
+        f"Which {asked} does the hidden panel show, in the order in which the last column shows the features? If "
+        "several answers fit, give the most probable one, where every combination of rules is equally likely."
+    )
+    lines.append(f'End with one line: "Answer:" and the {asked}, separated by spaces.')
     lines.append("")
     for row in range(grid):
         panels = [
@@ -67,7 +77,6 @@ def sraven_prompt(task: SRaven, puzzle: np.ndarray, names: Sequence[str] | None 
             for column in range(grid)
         ]
         lines.append(f"Row {row + 1}: " + " ".join(panels))
-    lines.append("Answer:")
     return "\n".join(lines)
 
 
@@ -75,16 +84,20 @@ def _rule_sentences(task: SRaven) -> list[str]:
     rules = set(task.rule_ids)
     sentences = []
     if 0 in rules:
-        sentences.append("constant: the value stays the same")
+        sentences.append("constant: the number stays the same along a row.")
     steps = [name for rule, name in ((1, "+1"), (2, "+2"), (3, "-1"), (4, "-2")) if rule in rules]
     if steps:
-        sentences.append(f"progression: the value changes by {' or '.join(steps)} from panel to panel")
+        sentences.append(
+            "progression: from panel to panel the number changes by one step, the same in all rows: "
+            f"{' or '.join(steps)}."
+        )
     if 5 in rules:
-        sentences.append("sum: the last value is the sum of the others")
+        sentences.append("sum: the last number of a row is the sum of the others.")
     if 6 in rules:
-        sentences.append("difference: the last value is the first minus the others")
+        others = "the second" if task.grid == 3 else "all the others"
+        sentences.append(f"difference: the last number of a row is the first minus {others}.")
     if 7 in rules:
-        sentences.append(f"distribute: the same {task.grid} distinct values stand in every row, in any order")
+        sentences.append(f"distribute: every row has the same {task.grid} different numbers, each row in any order.")
     return sentences
 
 

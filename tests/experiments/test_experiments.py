@@ -87,7 +87,7 @@ def check(name, out):
     assert found["selection"]
     assert found["verdicts"]
     assert {verdict["word"] for verdict in found["verdicts"]} <= {"supports", "disagrees", "inconclusive"}
-    if len(found["seeds"]) < 2:
+    if len(found["seeds"]) < 2 and experiment(name).trains:
         # What holds exactly, and what an analysis trains itself on several seeds, does not hang on the runs' seeds.
         claims = {v["statement"] for v in found["verdicts"] if v["holds"] is not None}
         assert all("One layer of linear attention" in claim or claim.startswith("Trained") for claim in claims)

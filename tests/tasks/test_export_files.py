@@ -11,6 +11,7 @@ import pytest
 from headcode.tasks import FuzzyLogic, SRaven, oracle, text
 from headcode.tasks import export as files
 from headcode.tasks.export import card_path, export
+from tests.support import ROOT
 
 SRAVEN = SRaven(num_features=3, seed=4)
 LOGIC = FuzzyLogic(num_points=5, seed=4)
@@ -144,13 +145,25 @@ def test_prompts_hold_the_visible_panels_and_not_the_answer(tmp_path):
 def test_prompts_speak_of_the_rules_in_use_and_of_permutations():
     task = SRaven(num_features=2, rules=(1, 6), permute=False, held_out=0.0)
     prompt, _ = text.prompts(task, task.sample("iid", 0, 1))[0]
-    assert "progression: the value changes by +1 from panel" in prompt
-    assert "difference" in prompt
+    assert "- progression: from panel to panel the number changes by one step, the same in all rows: +1.\n" in prompt
+    assert "- difference: the last number of a row is the first minus the second.\n" in prompt
     assert "constant" not in prompt
     assert "sum:" not in prompt
-    assert "may differ from column" not in prompt
-    permuted = SRaven()
-    assert "may differ from column" in text.prompts(permuted, permuted.sample("iid", 0, 1))[0][0]
+    assert "Each feature has the same position in all panels." in prompt
+    large = SRaven(num_features=2, grid=4, num_values=5)
+    prompt, _ = text.prompts(large, large.sample("iid", 0, 1))[0]
+    assert "the first minus all the others.\n" in prompt and "the same 4 different numbers" in prompt
+    assert "The features do not keep their positions: each column shows them in an order of its own" in prompt
+
+
+def test_the_page_of_the_benchmark_shows_prompt_and_hashes_as_they_are():
+    """A change of the words is a new PROMPT_VERSION, and the page shows it."""
+    page = (ROOT / "docs/benchmark.md").read_text(encoding="utf-8")
+    task = SRaven()
+    prompt, _ = text.prompts(task, task.instances("compositional", [0]))[0]
+    assert f"```text\n{prompt}\n```" in page and f"version {text.PROMPT_VERSION} of the words" in page
+    for split in ("iid", "compositional"):
+        assert f"| `{split}` | 1000 | `{task.fingerprint(split, 1000)}` |" in page
 
 
 def test_logic_prompts_hold_the_context():
