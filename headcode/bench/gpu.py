@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headcode.bench.measure import check_repeats, check_words, medians, relative_error, write_csv
+from headcode.bench.measure import OP_METHODS, check_repeats, check_words, medians, relative_error, write_csv
 from headcode.bench.ops import Shape, inputs, split
 from headcode.bench.roofline import DEVICES, best_seconds, work
 from headcode.ops import METHODS, hyper_attention
@@ -63,7 +63,7 @@ class Gpu:
     def run(self) -> None:
         require_gpu()
         check_repeats(self.repeats)
-        check_words("methods", self.methods)
+        check_words("methods", self.methods, OP_METHODS)
         check_words("dtypes", self.dtypes, BOUNDS)
         shapes = [Shape.parse(text) for text in self.shapes]
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")

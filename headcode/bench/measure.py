@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headcode.files import open_own
 from headcode.ops import METHODS
+from headcode.ops.cpu import NET_CODES
 
 FEWEST_REPEATS = 5
 
@@ -63,6 +64,10 @@ def relative_error(actual: Tensor, wanted: Tensor) -> float:
     """The root mean square of the difference, relative to that of what is wanted."""
     error = (actual.double() - wanted).square().mean().sqrt()
     return float(error / wanted.square().mean().sqrt().clamp(min=1e-30))
+
+
+OP_METHODS = tuple(name for name, method in METHODS.items() if method.value_net in NET_CODES)
+"""Methods whose value net the kernels have: the others are these with more around them, or have no kernels to time."""
 
 
 def check_words(flag: str, given: Iterable[str], allowed: Iterable[str] = METHODS) -> None:

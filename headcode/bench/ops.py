@@ -19,7 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headcode.bench.measure import check_repeats, check_words, medians, relative_error, torch_threads, write_csv
+from headcode.bench.measure import (
+    OP_METHODS,
+    check_repeats,
+    check_words,
+    medians,
+    relative_error,
+    torch_threads,
+    write_csv,
+)
 from headcode.ops import METHODS, hyper_attention
 from headcode.processes import safe_python
 
@@ -96,7 +104,7 @@ class Ops:
         if self.device not in ("cpu", "cuda"):
             raise ValueError(f"--device must be cpu or cuda, got {self.device!r}.")
         check_repeats(self.repeats)
-        check_words("methods", self.methods)
+        check_words("methods", self.methods, OP_METHODS)
         shapes = [Shape.parse(text) for text in self.shapes]
         if self.device == "cuda":
             from headcode.bench.gpu import Gpu

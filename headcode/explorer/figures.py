@@ -191,27 +191,33 @@ def shaded_map(
 
 
 def networks(weights: Sequence[np.ndarray], step: int = 1) -> Figure:
-    """The generated weights: one matrix, or the two layers above each other, outputs and inputs along the width.
+    """The generated weights: one matrix, or the layers above each other, outputs and inputs along the width.
 
     A pixel stands for `step` × `step` weights.
     """
     data: list[dict[str, Any]] = []
     layout: dict[str, Any] = {}
-    two = len(weights) > 1
-    shown = [weights[0], weights[1].T] if two else [weights[0]]
-    titles = ("W₁: the key's token → hidden units", "W₂: hidden units → the output")
+    several = len(weights) > 1
+    shown = [*weights[:-1], weights[-1].T] if several else [weights[0]]
+    domains = [(0.0, 1.0)]
+    if several:
+        domains = [(0.56, 0.94), (0.0, 0.38)] if len(shown) == 2 else [(0.72, 0.94), (0.36, 0.58), (0.0, 0.22)]
+    titles = ["W₁: the key's token → hidden units", "W₂: hidden units → the output"]
+    hovers = ["input %{x}, hidden %{y}", "hidden %{y}, output %{x}"]
+    if len(shown) == 3:
+        titles[1:] = ["W₂: hidden units → hidden units", "W₃: hidden units → the output"]
+        hovers[1:1] = ["hidden %{x}, next hidden %{y}"]
     for index, matrix in enumerate(shown):
-        suffix = "" if index == 0 else "2"
-        hover = "input %{x}, output %{y}" if not two else ("input %{x}, hidden %{y}", "hidden %{y}, output %{x}")[index]
+        suffix = "" if index == 0 else str(index + 1)
+        hover = hovers[index] if several else "input %{x}, output %{y}"
         axes = {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
         data.append(_heatmap(matrix, hover + ": %{z:.3f}", 4, dx=step, dy=step, **axes))
-        domain = [0, 1] if not two else ([0.56, 0.94], [0, 0.38])[index]
         layout[f"xaxis{suffix}"] = _axis(anchor=f"y{suffix}", nticks=9, showticklabels=index == len(shown) - 1)
         ticks = {"dtick": 1} if len(matrix) <= 8 else {"nticks": 5}
-        layout[f"yaxis{suffix}"] = _axis(domain=domain, autorange="reversed", anchor=f"x{suffix}", **ticks)
-    if two:
+        layout[f"yaxis{suffix}"] = _axis(domain=domains[index], autorange="reversed", anchor=f"x{suffix}", **ticks)
+    if several:
         layout["annotations"] = [
-            _note(title, 0, y, yanchor="bottom") for title, y in zip(titles, (0.95, 0.39), strict=True)
+            _note(title, 0, top + 0.01, yanchor="bottom") for title, (_, top) in zip(titles, domains, strict=True)
         ]
     else:
         layout["xaxis"]["title"] = {"text": "from the key's token", "standoff": 4}

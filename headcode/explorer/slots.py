@@ -57,7 +57,8 @@ def task_slot(model: Model, atlases: Atlases, state: State, question: Any) -> Sl
     atlas = atlases.of(model)
     weights = inside.network(model, state.layer, code)
     drawn, near = _map(model, atlas, state, question, codes, others)
-    kind = "two layers with a nonlinearity between" if len(weights) > 1 else "one linear layer"
+    several = {2: "two layers with a nonlinearity between", 3: "three layers with nonlinearities between"}
+    kind = several.get(len(weights), "one linear layer")
     return Slot(
         titles=titles(model.method),
         head=_head(model),

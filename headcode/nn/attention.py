@@ -83,6 +83,9 @@ class HyperAttention(nn.Module):
         torch.Size([2, 10, 64])
     """
 
+    middle_weight: nn.Parameter | None
+    middle_bias: nn.Parameter | None
+
     def __init__(
         self,
         dim: int,

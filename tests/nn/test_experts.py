@@ -18,7 +18,7 @@ SIZES |= {"mlp_dim": 10, "num_experts": E}
 
 def mixture(per_token=K):
     torch.manual_seed(0)
-    return MixtureOfExperts([GeluFeedForward(DIM, 11, "reference") for _ in range(E)], DIM, per_token).double()
+    return MixtureOfExperts([GeluFeedForward(DIM, 3, "reference") for _ in range(E)], DIM, per_token).double()
 
 
 X = torch.randn(2, 7, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
@@ -45,7 +45,7 @@ def test_gradcheck():
     def function(x, *parameters):
         return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
 
-    inputs = (X.clone().requires_grad_(), *layer.parameters())
+    inputs = (X[0, :3].clone().requires_grad_(), *layer.parameters())
     assert torch.autograd.gradcheck(function, inputs)
     assert torch.autograd.gradgradcheck(function, inputs, atol=1e-4)
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from headcode import METHODS, HyperAttention, ModelConfig, Transformer, hyper_attention
+from headcode.ops import VALUE_NETS
 
 HALVES = [torch.bfloat16, torch.float16]
 
@@ -27,8 +28,11 @@ def test_gradients_of_the_op_are_the_rounded_truth(method, backend, dtype):
     inputs = [torch.randn(2, 3, 17, 5).to(dtype).requires_grad_() for _ in range(3)]
     exact = [t.detach().double().requires_grad_() for t in inputs]
     upstream = torch.randn(2, 3, 17, 5).to(dtype)
-    out = hyper_attention(*inputs, causal=True, norm=norm, value_net=value_net, backend=backend)
-    wanted = hyper_attention(*exact, causal=True, norm=norm, value_net=value_net, backend="reference")
+    middle = torch.randn(3, 5, 6).to(dtype) if VALUE_NETS[value_net].middle else None
+    options = {"causal": True, "norm": norm, "value_net": value_net}
+    out = hyper_attention(*inputs, **options, middle=middle, backend=backend)
+    middle = None if middle is None else middle.double()
+    wanted = hyper_attention(*exact, **options, middle=middle, backend="reference")
     out.backward(upstream)
     wanted.backward(upstream.double())
     bound = torch.finfo(dtype).eps / 2 + 1e-4

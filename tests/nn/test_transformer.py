@@ -35,7 +35,7 @@ def small(**options):
 X = torch.randn(2, 7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "hyla_deeper"])
 def test_parameter_counts_of_the_paper(method):
     for sizes, count in ((LOGIC, 151_009), (SRAVEN, 402_824)):
         model = Transformer(ModelConfig(method=method, dim=128, mlp_dim=256, **sizes))
