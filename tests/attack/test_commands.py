@@ -1,6 +1,7 @@
 """Commands of random words: each ends with exit code 0, 1 or 2 and without a traceback, and none hangs."""
 
 import json
+import shutil
 
 import pytest
 
@@ -90,11 +91,15 @@ def ended(commands, folder, record):
 
 
 def test_fuzzed_commands(tally, whole, tmp_path):
+    run = tmp_path / "run"
     for dice in tally.dice():
-        commands = [command_of(dice, whole) for _ in range(BATCH)]
+        # A copy for each try: `resume --threads` is noted in the run, and decides the bits of later resumes.
+        shutil.copytree(whole, run)
+        commands = [command_of(dice, run) for _ in range(BATCH)]
         for number, end in ended(commands, tmp_path, tmp_path / "record").items():
             with tally.attempt(f"headcode {commands[number]}"):
                 assert end["code"] in (0, 1, 2), (end["code"], end["words"])
                 assert "Traceback" not in end["words"], end["words"]
                 assert end["code"] == 0 or end["words"].strip().splitlines()[-1].startswith("headcode: "), end["words"]
+        shutil.rmtree(run)
     tally.check()
