@@ -2,7 +2,8 @@
 
     headcode sweep examples/protocol/logic_rates_2.py --jobs 2 --threads 1
 
-Runs of 8,000 steps with seed 0, at both rates. Numbers of experts are our choice: 4 in each layer, 2 for each token.
+Runs of 8,000 steps with seed 0, at both rates. The experts are our choice: 8 in each layer, 2 for each token, each half
+as wide as the plain feed-forward, so that a token costs as many FLOPs as without experts.
 """
 
 from headcode.presets import override, preset
@@ -14,4 +15,4 @@ RATES = (1e-3, 3e-3)
 def sweep():
     base = override(preset("logic-paper"), steps=8000, eval_every=2000, eval_size=4096, seed=0)
     yield from grid(base, method=["linear_rms_relu_value", "hyla_deeper"], learning_rate=RATES)
-    yield from grid(base, method=["softmax", "linear", "hyla"], num_experts=[4], learning_rate=RATES)
+    yield from grid(base, method=["softmax", "linear", "hyla"], num_experts=[8], mlp_dim=[128], learning_rate=RATES)

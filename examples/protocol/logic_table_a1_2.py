@@ -8,24 +8,17 @@ Seeds 0, 1, 2. Evaluated on 16,000 sequences of each split, every 2,500 steps, a
 from headcode.presets import override, preset
 from headcode.sweep import grid
 
-# (method, experts in each layer): the rate, by R² on `iid` after 8,000 steps with seed 0, of 1e-3 and 3e-3
-# (logic_rates_2.py). None: that sweep has not decided yet.
-RATES = {
-    ("linear_rms_relu_value", 1): None,
-    ("hyla_deeper", 1): None,
-    ("softmax", 4): None,
-    ("linear", 4): None,
-    ("hyla", 4): None,
-}
+# By R² on `iid` after 8,000 steps with seed 0, of 1e-3 and 3e-3 (logic_rates_2.py). None: not decided yet.
+RATES = {"linear_rms_relu_value": None, "hyla_deeper": None}
+RATES_WITH_EXPERTS = {"softmax": None, "linear": None, "hyla": None}
+EXPERTS = {"num_experts": [8], "mlp_dim": [128]}
 
 
 def sweep():
     base = override(preset("logic-paper"), eval_every=2500, eval_size=16_000)
     for seed in range(3):
-        for (method, num_experts), rate in RATES.items():
-            if rate is None:
-                raise ValueError(
-                    f"The rate of {method} with {num_experts} experts is not chosen: run logic_rates_2.py."
-                )
-            experts = {"num_experts": [num_experts]} if num_experts > 1 else {}
-            yield from grid(base, method=[method], **experts, seed=[seed], learning_rate=[rate])
+        for rates, settings in ((RATES, {}), (RATES_WITH_EXPERTS, EXPERTS)):
+            for method, rate in rates.items():
+                if rate is None:
+                    raise ValueError(f"The learning rate of {method} is not chosen yet: logic_rates_2.py decides it.")
+                yield from grid(base, method=[method], **settings, seed=[seed], learning_rate=[rate])

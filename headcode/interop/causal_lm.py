@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headcode.nn import DecodingCache, FastWeightState, ModelConfig, RelativeBias, Transformer
+from headcode.nn import DecodingCache, FastWeightState, HyperAttention, ModelConfig, RelativeBias, Transformer
 from headcode.nn.config import can_recur
 from headcode.nn.generation import longest_sequence
 from headcode.nn.initialisation import reset_linear
@@ -203,6 +203,8 @@ class HeadcodeForCausalLM(PreTrainedModel, GenerationMixin):
             nn.init.normal_(module.weight, std=math.sqrt(1 / module.embedding_dim))
         elif isinstance(module, (nn.LayerNorm, nn.RMSNorm, RelativeBias)):
             module.reset_parameters()
+        elif isinstance(module, HyperAttention):
+            module.reset_middle_layer()
         elif isinstance(module, Transformer) and module.positions is not None:
             nn.init.normal_(module.positions, std=0.02)
 

@@ -150,14 +150,17 @@ class HyperAttention(nn.Module):
     def reset_parameters(self) -> None:
         for linear in (self.query_proj, self.key_proj, self.value_proj, self.output_proj):
             reset_linear(linear)
+        self.reset_middle_layer()
+        for part in (self.relative_bias, self.query_norm, self.key_norm):
+            if part is not None:
+                part.reset_parameters()
+
+    def reset_middle_layer(self) -> None:
         if self.middle_weight is not None:
             # A hidden unit is summed up over heads and channels, as an output is.
             truncated_normal_(self.middle_weight, self.v_dim)
         if self.middle_bias is not None:
             nn.init.zeros_(self.middle_bias)
-        for part in (self.relative_bias, self.query_norm, self.key_norm):
-            if part is not None:
-                part.reset_parameters()
 
     def forward(
         self,
