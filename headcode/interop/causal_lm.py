@@ -31,7 +31,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from headcode.interop.hf_cache import HeadcodeCache, as_decoding_cache
-from headcode.interop.hf_inputs import ABSOLUTE
+from headcode.interop.hf_inputs import ABSOLUTE, has_pairs
 from headcode.interop.hf_model import HeadcodeModel, HeadcodePreTrainedModel, refuse
 from headcode.nn import Transformer
 from headcode.nn.plain import why_called
@@ -122,7 +122,7 @@ class HeadcodeForCausalLM(HeadcodePreTrainedModel, GenerationMixin):
         logits_to_keep: Any,
     ) -> Any:
         """None if the layers have to know more than the transformer's own arguments say."""
-        cache = self.model.find_cache(past_key_values, use_cache)
+        cache = self.model.find_cache(past_key_values, use_cache, has_pairs(attention_mask))
         decoding = None if cache is None else as_decoding_cache(cache, self.config.num_layers)
         inputs = self.model.read_inputs(input_ids, attention_mask, position_ids, decoding)
         if inputs.options or inputs.positions is not None:

@@ -93,6 +93,9 @@ class HeadcodeCache(Cache):
     `recurrent` (by default wherever the model can) keeps a state of constant size in place of keys and values.
     """
 
+    max_cache_len = -1
+    """No end; peft asks by this name."""
+
     def __init__(self, model: nn.Module, recurrent: bool | None = None) -> None:
         transformer: Any = model if isinstance(model, Transformer) else model.transformer
         self.decoding: DecodingCache = transformer.new_cache(

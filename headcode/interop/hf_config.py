@@ -26,11 +26,11 @@ class HeadcodeConfig(PretrainedConfig):
 
     model_type = "headcode"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 - the library's own convention
-    attribute_map = {  # noqa: RUF012
-        "hidden_size": "dim",
-        "intermediate_size": "mlp_dim",
-        "num_hidden_layers": "num_layers",
-        "num_attention_heads": "num_heads",
+    attribute_map = {  # noqa: RUF012 - files have the library's names, and both can be used
+        "dim": "hidden_size",
+        "mlp_dim": "intermediate_size",
+        "num_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
     }
     base_model_fsdp_plan = {  # noqa: RUF012
         "transformer.embedding": "free_full_weight",
@@ -39,7 +39,8 @@ class HeadcodeConfig(PretrainedConfig):
     }
 
     def __init__(self, **values: Any) -> None:
-        own = {name: values.pop(name) for name in list(values) if name in (*FIELDS, LENGTH)}
+        names = {name: self.attribute_map.get(name, name) for name in (*FIELDS, LENGTH)}
+        own = {name: values.pop(given) for name, both in names.items() for given in {name, both} if given in values}
         defaults = {**FIELDS, "vocab_size": 2048, LENGTH: 128, "causal": True}
         for name, default in defaults.items():
             setattr(self, name, own.get(name, default))

@@ -29,6 +29,10 @@ def is_compiling() -> bool:
     return torch.compiler.is_compiling() or torch.compiler.is_exporting()
 
 
+def has_pairs(attention_mask: Tensor | None) -> bool:
+    return attention_mask is not None and attention_mask.dim() == 4
+
+
 def read_inputs(
     config: ModelConfig,
     shape: tuple[int, int],
@@ -46,7 +50,7 @@ def read_inputs(
         segments = None if position_ids is None else _segments(position_ids, cache)
         if segments is not None:
             options["mask"] = (segments[:, None, :, None] == segments[:, None, None, :]).expand(shape[0], -1, -1, -1)
-    elif attention_mask.dim() == 4:
+    elif has_pairs(attention_mask):
         options |= {"mask": _pair_mask(attention_mask, config), "causal": False}
     elif attention_mask.dim() == 2:
         keeps_a_state = cache is not None and isinstance(cache.layers[0], FastWeightState)

@@ -19,7 +19,7 @@ from transformers.utils import can_return_tuple, logging
 from headcode.interop.hf_cache import HeadcodeCache, as_decoding_cache
 from headcode.interop.hf_card import write_card
 from headcode.interop.hf_config import FIELDS, LENGTH, HeadcodeConfig
-from headcode.interop.hf_inputs import Inputs, is_compiling, read_inputs
+from headcode.interop.hf_inputs import Inputs, has_pairs, is_compiling, read_inputs
 from headcode.nn import DecodingCache, RelativeBias, Transformer, capture_codes, edit_codes
 from headcode.nn.capture import find_attentions
 from headcode.nn.initialisation import reset_linear
@@ -130,7 +130,7 @@ class HeadcodeModel(HeadcodePreTrainedModel):
         refuse(ignored)
         wants_codes = self.config.output_attentions if output_attentions is None else output_attentions
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        cache = self.find_cache(past_key_values, use_cache, bool(wants_codes))
+        cache = self.find_cache(past_key_values, use_cache, bool(wants_codes) or has_pairs(attention_mask))
         tokens = self._tokens(input_ids, inputs_embeds)
         decoding = None if cache is None else as_decoding_cache(cache, self.config.num_layers)
         inputs = self.read_inputs(tokens, attention_mask, position_ids, decoding)
@@ -155,8 +155,8 @@ class HeadcodeModel(HeadcodePreTrainedModel):
             raise ValueError(f"inputs_embeds must be (batch, length, {self.config.dim}), got {given}.")
         return inputs_embeds
 
-    def find_cache(self, past_key_values: Any, use_cache: bool | None, wants_codes: bool = False) -> Any:
-        """The cache of a call: the caller's, a new one, or None."""
+    def find_cache(self, past_key_values: Any, use_cache: bool | None, by_pairs: bool) -> Any:
+        """The cache of a call: the caller's, a new one (with keys, where pairs of tokens are told apart), or None."""
         if past_key_values is None:
             if use_cache is None:
                 use_cache = self.config.use_cache and not torch.is_grad_enabled() and not is_compiling()
@@ -167,8 +167,7 @@ class HeadcodeModel(HeadcodePreTrainedModel):
             return None
         if past_key_values is not None:
             return past_key_values
-        # A state has no codes, and no past that gradients could be followed to.
-        return HeadcodeCache(self, recurrent=False if wants_codes or torch.is_grad_enabled() else None)
+        return HeadcodeCache(self, recurrent=False if by_pairs or torch.is_grad_enabled() else None)
 
     def read_inputs(
         self, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: DecodingCache | None
