@@ -178,6 +178,12 @@ class HeadcodeForCausalLM(HeadcodePreTrainedModel, GenerationMixin):
             return None
         return super()._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)
 
+    def init_continuous_batching(self, *args: Any, **options: Any) -> Any:
+        """Also called by `generate_batch` and by servers."""
+        raise NotImplementedError(
+            "headcode models have no paged cache for continuous batching: call generate with a padded batch."
+        )
+
     def create_masks_for_generate(self, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
         """The mask as it is, for static caches too."""
         return attention_mask

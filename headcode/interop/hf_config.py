@@ -15,6 +15,11 @@ LENGTH = "max_position_embeddings"
 _SKIPPED = ("input_dim", "max_length")
 FIELDS = {field.name: field.default for field in dataclasses.fields(ModelConfig) if field.name not in _SKIPPED}
 _TIED = "tie_word_embeddings"
+_ELSEWHERE = (
+    *("num_key_value_heads", "head_dim", "sliding_window", "rope_parameters", "rope_scaling", "rope_theta"),
+    *("hidden_act", "attention_bias", "mlp_bias"),
+)
+"""Settings of other decoders' architecture that ours has no counterpart of."""
 
 
 class HeadcodeConfig(PretrainedConfig):
@@ -44,6 +49,8 @@ class HeadcodeConfig(PretrainedConfig):
         defaults = {**FIELDS, "vocab_size": 2048, LENGTH: 128, "causal": True}
         for name, default in defaults.items():
             setattr(self, name, own.get(name, default))
+        if others := [name for name in _ELSEWHERE if values.pop(name, None) is not None]:
+            raise ValueError(f"headcode models have no {', '.join(others)}: leave them out.")
         self.use_cache = values.pop("use_cache", True)
         values[_TIED] = values.get(_TIED, True) and self.output_dim is None
         super().__init__(**values)

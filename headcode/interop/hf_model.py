@@ -35,6 +35,7 @@ class HeadcodePreTrainedModel(PreTrainedModel):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     _no_split_modules = ["TransformerBlock"]  # noqa: RUF012 - the library's own convention
+    _supports_context_parallel = False
     transformer: Transformer
 
     @classmethod
@@ -48,6 +49,26 @@ class HeadcodePreTrainedModel(PreTrainedModel):
         made = cls(HeadcodeConfig(**values, **ends, **settings)).to(next(model.parameters()).dtype)
         made.transformer.load_state_dict(model.state_dict())
         return made.train(model.training)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **options: Any) -> Any:
+        """As the library's, but for layers divided by heads, or over a pipeline, which it would not divide."""
+        plan = options.get("distributed_config")
+        sizes = [options.get("tp_size"), *(getattr(plan, f"{kind}_size", None) for kind in ("tp", "pp"))]
+        if options.get("tp_plan") or any(size is not None and size > 1 for size in sizes):
+            raise ValueError(
+                "A code spans all heads of its layer, so layers are not divided by heads or over a pipeline: "
+                "use FSDP or a device_map in place of tp_plan, tp_size and pp_size."
+            )
+        return super().from_pretrained(*args, **options)
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation: Any, *args: Any, **options: Any) -> Any:
+        if attn_implementation not in (None, "eager"):
+            raise ValueError(
+                f"headcode models compute attention in kernels of their own: leave attn_implementation out, or choose "
+                f"a backend in the configuration, got {attn_implementation!r}."
+            )
+        return "eager"
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **options: Any) -> None:
         """Configuration, weights, and a model card if the folder has none."""
