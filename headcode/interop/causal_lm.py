@@ -167,7 +167,7 @@ class HeadcodeForCausalLM(HeadcodePreTrainedModel, GenerationMixin):
             super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
             return
         cache = HeadcodeCache(self, recurrent=False if generation_config.output_attentions else None)
-        if generation_config.is_assistant:
+        if getattr(generation_config, "is_assistant", False):
             cache.activate_past_recording()
         model_kwargs["past_key_values"] = cache
 

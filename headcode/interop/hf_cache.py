@@ -61,21 +61,25 @@ class HeadcodeCacheLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
+    get_max_cache_shape = get_max_length  # its name in earlier versions of the library
+
     def reset(self) -> None:
         self.held.__init__()  # type: ignore[misc]
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last tokens; as in the library, how many is given as a negative number."""
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop takes the number of tokens to forget as a negative number, got {tokens_to_remove}.")
-        if tokens_to_remove == 0:
+        """Forget the last tokens, whose number is given as a negative one.
+
+        A positive number is how many are kept, as in earlier versions of the library.
+        """
+        kept = self.held.length + tokens_to_remove if tokens_to_remove <= 0 else tokens_to_remove
+        if kept >= self.held.length:
             return
         if isinstance(self.held, FastWeightState):
             raise ValueError(
                 "The state of linear attention cannot go back; use HeadcodeCache(model, recurrent=False), which keeps "
                 "keys and values."
             )
-        self.held.restore(max(self.held.length + tokens_to_remove, 0))
+        self.held.restore(max(kept, 0))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.held.reorder(beam_idx)
@@ -108,6 +112,8 @@ class HeadcodeCache(Cache):
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         return -1
+
+    get_max_cache_shape = get_max_length
 
     def activate_past_recording(self) -> None:
         """An empty cache that may have to go back keeps keys and values."""
