@@ -25,6 +25,8 @@ from headcode.nn.capture import find_attentions
 from headcode.nn.initialisation import reset_linear
 
 logger = logging.get_logger(__name__)
+_HARMLESS = ("return_dict", "num_items_in_batch")
+"""Options that heads of the library's hand down, and have dealt with themselves."""
 
 
 class HeadcodePreTrainedModel(PreTrainedModel):
@@ -247,9 +249,9 @@ class HeadcodeModel(HeadcodePreTrainedModel):
 
 
 def refuse(options: dict[str, Any]) -> None:
-    """Nothing is ignored in silence: whatever else is given is an error, unless it is None or False."""
+    """Nothing is ignored in silence: an option that says other than how these models are is an error."""
     for name, value in options.items():
-        if value is not None and value is not False and name != "return_dict":
+        if value is not None and value is not (name == "is_causal") and name not in _HARMLESS:
             raise TypeError(f"headcode models do nothing with {name!r}; leave it out.")
 
 

@@ -97,6 +97,7 @@ def test_kinds_of_labels(kind, problem):
         "multi_label_classification": lambda: F.binary_cross_entropy_with_logits(found.logits, labels),
     }[problem]()
     close(found.loss, expected, 1e-6)
+    assert one(tokens(), labels=labels, num_items_in_batch=2).loss.isfinite()  # as the Trainer calls it
 
 
 @torch.no_grad()
