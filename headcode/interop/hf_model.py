@@ -5,7 +5,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from headcode.interop.hf_card import write_card
 from headcode.interop.hf_config import FIELDS, LENGTH, HeadcodeConfig
 from headcode.interop.hf_inputs import Inputs, has_pairs, is_compiling, read_inputs
 from headcode.nn import DecodingCache, RelativeBias, Transformer, capture_codes, edit_codes
+from headcode.nn.cache import unchanged_on_error
 from headcode.nn.capture import find_attentions
 from headcode.nn.initialisation import reset_linear
 
@@ -211,14 +212,15 @@ class HeadcodeModel(HeadcodePreTrainedModel):
         places = past if inputs.positions is None else inputs.positions
         embedded = tokens if tokens.is_floating_point() else self.transformer.embedding(tokens)
         checkpointing = self.gradient_checkpointing and self.training and recomputed
-        hidden = self.transformer.run_layers(
-            self.transformer.add_positions(embedded, places),
-            key_padding_mask=inputs.padding,
-            cache=cache,
-            states=states,
-            call=self._checkpointed() if checkpointing else None,
-            **inputs.options,
-        )
+        with nullcontext() if cache is None else unchanged_on_error(cache.layers):
+            hidden = self.transformer.run_layers(
+                self.transformer.add_positions(embedded, places),
+                key_padding_mask=inputs.padding,
+                cache=cache,
+                states=states,
+                call=self._checkpointed() if checkpointing else None,
+                **inputs.options,
+            )
         return self.transformer.final_norm(hidden)
 
     def _checkpointed(self) -> Callable[..., Tensor]:
@@ -234,13 +236,14 @@ class HeadcodeModel(HeadcodePreTrainedModel):
 
     @contextmanager
     def _recorded_codes(self, wanted: bool) -> Iterator[dict[int, Tensor]]:
-        attentions = find_attentions(self.transformer)
-        dropped = any(attention.training and attention.dropout for attention in attentions)
-        edited = any(attention.editor is not None for attention in attentions)
         codes: dict[int, Tensor] = {}
         if not wanted:
             yield codes
-        elif torch.is_grad_enabled() and not dropped and not edited:
+            return
+        attentions = find_attentions(self.transformer)
+        dropped = any(attention.training and attention.dropout for attention in attentions)
+        edited = any(attention.editor is not None for attention in attentions)
+        if torch.is_grad_enabled() and not dropped and not edited:
             with edit_codes(self.transformer, lambda layer, found: codes.setdefault(layer, found)):
                 yield codes
         else:

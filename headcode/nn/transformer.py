@@ -275,9 +275,9 @@ class Transformer(nn.Module):
         """Embedded tokens (B, T, dim) with what is added for their positions: from a first one on, or (B or 1, T)."""
         length, device = hidden.shape[1], hidden.device
         if self.config.position == "sinusoidal":
-            if isinstance(positions, int):
-                return hidden + sinusoidal_positions(length, self.config.dim, positions, device).to(hidden.dtype)
-            return hidden + sinusoids(positions, self.config.dim).to(hidden.dtype)
+            if isinstance(positions, Tensor):
+                return hidden + sinusoids(positions, self.config.dim).to(hidden.dtype)
+            return hidden + sinusoidal_positions(length, self.config.dim, positions, device).to(hidden.dtype)
         if self.positions is None:
             return hidden
         if isinstance(positions, Tensor):
