@@ -4,7 +4,13 @@ from typing import Any
 
 from headcode.interop.reference import load_reference, to_reference
 
-_HUGGING_FACE = ("HeadcodeCache", "HeadcodeConfig", "HeadcodeForCausalLM")
+_HUGGING_FACE = (
+    "HeadcodeCache",
+    "HeadcodeConfig",
+    "HeadcodeForCausalLM",
+    "HeadcodeForSequenceClassification",
+    "HeadcodeModel",
+)
 
 __all__ = ["load_reference", "to_reference", *_HUGGING_FACE]
 

@@ -2,223 +2,217 @@
 
     from headcode.interop import HeadcodeForCausalLM
     model = HeadcodeForCausalLM.from_transformer(headcode.load("runs/lm-small-hyla-seed0"), end_token=0)
-    model.save_pretrained("model")                                  # config.json and model.safetensors
+    model.save_pretrained("model")                                  # config.json, model.safetensors and a model card
     model = AutoModelForCausalLM.from_pretrained("model")           # in any process that imported this module
     model.generate(tokens, max_new_tokens=50)
+    model(tokens, output_attentions=True).attentions                # the codes of each layer
 
 `generate` keeps keys and values, or for the method `linear` with rotary (or no) positions a state of constant size.
 """
 
-import dataclasses
-import math
+import importlib.util
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headcode.nn import DecodingCache, FastWeightState, HyperAttention, ModelConfig, RelativeBias, Transformer
-from headcode.nn.config import can_recur
-from headcode.nn.generation import longest_sequence
-from headcode.nn.initialisation import reset_linear
+from headcode.interop.hf_config import HeadcodeConfig  # first: it says how to install transformers
 
-try:
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
-    from transformers.cache_utils import Cache
-    from transformers.modeling_outputs import CausalLMOutputWithPast
-except ModuleNotFoundError:
-    raise ModuleNotFoundError("Hugging Face models need transformers: pip install 'headcode[hf]'.") from None
+# isort: split
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    GenerationMixin,
+)
+from transformers.modeling_layers import GenericForSequenceClassification
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
 
-# The library keeps max_length for generation, so ours goes by the library's name for it.
-_LENGTH = "max_position_embeddings"
-_SKIPPED = ("input_dim", "max_length")
-_FIELDS = {field.name: field.default for field in dataclasses.fields(ModelConfig) if field.name not in _SKIPPED}
-_IGNORED_LABEL = -100
+from headcode.interop.hf_cache import HeadcodeCache, as_decoding_cache
+from headcode.interop.hf_inputs import ABSOLUTE, has_pairs
+from headcode.interop.hf_model import HeadcodeModel, HeadcodePreTrainedModel, refuse
+from headcode.nn import Transformer
+from headcode.nn.plain import why_called
 
-
-class HeadcodeConfig(PretrainedConfig):
-    """The fields of a `ModelConfig` of tokens, as a Hugging Face configuration."""
-
-    model_type = "headcode"
-    attribute_map = {  # noqa: RUF012 - the library's own convention
-        "hidden_size": "dim",
-        "intermediate_size": "mlp_dim",
-        "num_hidden_layers": "num_layers",
-        "num_attention_heads": "num_heads",
-    }
-
-    def __init__(self, **values: Any) -> None:
-        own = {name: values.pop(name) for name in list(values) if name in (*_FIELDS, _LENGTH)}
-        defaults = {**_FIELDS, "vocab_size": 2048, _LENGTH: 128, "causal": True}
-        for name, default in defaults.items():
-            setattr(self, name, own.get(name, default))
-        values.setdefault("tie_word_embeddings", False)  # the logits are read with the embedding: nothing to tie
-        super().__init__(**values)
-
-    def to_model_config(self) -> ModelConfig:
-        """Checked: a wrong value is one clear sentence."""
-        config = ModelConfig(max_length=getattr(self, _LENGTH), **{name: getattr(self, name) for name in _FIELDS})
-        if not config.causal or config.vocab_size is None:
-            raise ValueError("HeadcodeForCausalLM needs a causal model of tokens: causal=True and a vocab_size.")
-        return config
+_LOSS_OPTIONS = ("num_items_in_batch", "shift_labels", "ignore_index")
+_LORA_PARTS = ["query_proj", "value_proj"]
 
 
-class HeadcodeCache(Cache):
-    """What `generate` hands from token to token: our own cache behind the library's interface."""
+class HeadcodeForCausalLM(HeadcodePreTrainedModel, GenerationMixin):
+    """A causal `Transformer` with the interface of Hugging Face: (B, T) tokens to (B, T, vocab_size) logits.
 
-    def __init__(self, model: Transformer, recurrent: bool | None = None) -> None:
-        super().__init__(layers=[])
-        self.decoding: DecodingCache = model.new_cache(
-            recurrent=can_recur(model.config) if recurrent is None else recurrent
-        )
+    The logits are products with `lm_head.weight`, which is the table of the embeddings (`tie_word_embeddings=False`
+    gives them another), times `logit_scale`.
+    """
 
-    def get_seq_length(self, layer_idx: int = 0, *args: Any, **kwargs: Any) -> int:
-        return self.decoding.length
-
-    def get_max_cache_shape(self, layer_idx: int = 0, *args: Any, **kwargs: Any) -> int:
-        return -1
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        for layer in self.decoding.layers:
-            layer.reorder(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self.reorder_cache(indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        for layer in self.decoding.layers:
-            layer.reorder(torch.arange(layer.batch_size or 0).repeat_interleave(repeats))
-
-    def crop(self, max_length: int) -> None:
-        raise ValueError("This cache cannot go back; assisted generation is not supported.")
-
-
-class HeadcodeForCausalLM(PreTrainedModel, GenerationMixin):
-    """A causal `Transformer` with the interface of Hugging Face: (B, T) tokens to (B, T, vocab_size) logits."""
-
-    config_class = HeadcodeConfig
-    base_model_prefix = "model"
-    main_input_name = "input_ids"
-    _no_split_modules = ["TransformerBlock"]  # noqa: RUF012 - the library's own convention
+    _tied_weights_keys = {"lm_head.weight": "model.transformer.embedding.weight"}  # noqa: RUF012 - the library's own
+    _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
 
     def __init__(self, config: HeadcodeConfig) -> None:
         super().__init__(config)
-        self.model = Transformer(config.to_model_config())
+        self.model = HeadcodeModel(config)
+        # Models with output_dim have a projection of their own at the end of the transformer.
+        self.lm_head: nn.Module | None = None
+        if config.output_dim is None:
+            self.lm_head = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.post_init()
 
-    @classmethod
-    def from_transformer(cls, model: Transformer, end_token: int | None = None) -> "HeadcodeForCausalLM":
-        """The same weights (a copy) as a Hugging Face model; generation stops at `end_token`."""
-        values = {name: getattr(model.config, name) for name in _FIELDS} | {_LENGTH: model.config.max_length}
-        ends = {"eos_token_id": end_token, "pad_token_id": end_token, "bos_token_id": end_token}
-        made = cls(HeadcodeConfig(**values, **ends)).to(next(model.parameters()).dtype)
-        made.model.load_state_dict(model.state_dict())
-        return made.train(model.training)
+    @property
+    def transformer(self) -> Transformer:  # type: ignore[override]
+        return self.model.transformer
 
+    @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: HeadcodeCache | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
-        num_items_in_batch: Tensor | int | None = None,
-        return_dict: bool | None = None,
-        **ignored: Any,
+        output_attentions: bool | None = None,
+        output_hidden_states: Any = None,
+        logits_to_keep: int | Tensor = 0,
+        **loss_options: Any,
     ) -> Any:
         """Logits, and with `labels` (the tokens themselves; -100 is left out) the mean loss of the next token.
 
-        `attention_mask` (B, T so far) has 0 where a token is padding; on the left for generation.
+        Args as in `HeadcodeModel.forward`, and:
+            logits_to_keep: how many of the last positions have logits (0: all), or which ones.
+            loss_options: num_items_in_batch, shift_labels, ignore_index.
         """
-        if past_key_values is None and use_cache and not torch.is_grad_enabled():
-            past_key_values = HeadcodeCache(self.model)
-        if past_key_values is not None and not isinstance(past_key_values, HeadcodeCache):
-            raise ValueError(f"past_key_values must be a HeadcodeCache, got {type(past_key_values).__name__}.")
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        self._check_length(past + input_ids.shape[1])
-        logits = self.model(
+        refuse({name: value for name, value in loss_options.items() if name not in _LOSS_OPTIONS})
+        options = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
+        defaults = (getattr(self.config, name) if value is None else value for name, value in options.items())
+        whole = input_ids is not None and inputs_embeds is None and type(logits_to_keep) is int
+        found: Any = None
+        if whole and not any(defaults) and self._may_pass_by_the_parts():
+            found = self._logits_at_once(
+                input_ids, attention_mask, position_ids, past_key_values, use_cache, logits_to_keep
+            )
+        if found is None:
+            arguments = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
+            outputs = self.model(*arguments, **options, return_dict=True)
+            logits = self._logits(_kept(outputs.last_hidden_state, logits_to_keep))
+            found = logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions
+        logits, cache, states, codes = found
+        loss = None if labels is None else self._loss(logits, labels, **loss_options)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=cache, hidden_states=states, attentions=codes
+        )
+
+    def _may_pass_by_the_parts(self) -> bool:
+        """Whether the transformer can compute logits from tokens by itself, in its own kernels."""
+        model, head = self.model, self.lm_head
+        if (model.gradient_checkpointing and model.training) or why_called(model, HeadcodeModel) is not None:
+            return False
+        embedding = model.transformer.embedding
+        return head is None or (why_called(head, nn.Linear) is None and head.weight is getattr(embedding, "weight", 0))
+
+    def _logits_at_once(
+        self,
+        input_ids: Any,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        past_key_values: Any,
+        use_cache: bool | None,
+        logits_to_keep: Any,
+    ) -> Any:
+        """None if the layers have to know more than the transformer's own arguments say."""
+        cache = self.model.find_cache(past_key_values, use_cache, has_pairs(attention_mask))
+        decoding = None if cache is None else as_decoding_cache(cache, self.config.num_layers)
+        inputs = self.model.read_inputs(input_ids, attention_mask, position_ids, decoding)
+        if inputs.options or inputs.positions is not None:
+            return None
+        logits = self.transformer(
             input_ids,
             queries=slice(-logits_to_keep, None) if logits_to_keep else None,
-            key_padding_mask=self._padding(attention_mask, past, input_ids.shape[1], past_key_values),
-            cache=None if past_key_values is None else past_key_values.decoding,
+            key_padding_mask=inputs.padding,
+            cache=decoding,
         )
-        loss = None if labels is None else _next_token_loss(logits, labels, num_items_in_batch)
-        if return_dict is False:
-            return tuple(part for part in (loss, logits, past_key_values) if part is not None)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+        return logits, cache, None, None
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.model.embedding
+    def _logits(self, hidden: Tensor) -> Tensor:
+        if self.lm_head is None:
+            return self.transformer.output_proj(hidden)  # type: ignore[misc]
+        return self.lm_head(hidden / self.transformer.config.logit_divisor)
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        assert isinstance(value, nn.Embedding)
-        self.model.embedding = value
-        # The library resizes embeddings by putting another one here; the checks of tokens must know of it.
-        self.model.config = self.model.config.replace(vocab_size=value.num_embeddings)
+    def _loss(self, logits: Tensor, labels: Tensor, **options: Any) -> Tensor:
+        if logits.shape[:2] != labels.shape[:2]:
+            given = f"{tuple(labels.shape)} for logits {tuple(logits.shape)}"
+            raise ValueError(f"labels must have one entry per logit, got {given}.")
+        options = {name: value for name, value in options.items() if value is not None and name in _LOSS_OPTIONS}
+        return self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **options)
 
-    def _check_length(self, length: int) -> None:
-        limit = longest_sequence(self.model.config)
-        if limit is not None and length > limit:
-            raise ValueError(
-                f"This model (position {self.model.config.position!r}) has places for {limit} tokens, got {length}; "
-                f"shorten the prompt or max_new_tokens."
-            )
+    def get_output_embeddings(self) -> nn.Module:
+        return self.transformer.output_proj if self.lm_head is None else self.lm_head  # type: ignore[return-value]
 
-    def _padding(
-        self, attention_mask: Tensor | None, past: int, length: int, cache: HeadcodeCache | None
-    ) -> Tensor | None:
-        if attention_mask is None or bool((attention_mask != 0).all()):
-            return None
-        if attention_mask.dim() != 2:
-            raise ValueError(f"attention_mask must be (batch, tokens so far), got {tuple(attention_mask.shape)}.")
-        if self.model.config.position in ("learned", "sinusoidal", "relative_learned") and bool(
-            (attention_mask[:, 0] == 0).any()
-        ):
-            raise ValueError(
-                f"Padding on the left would shift the places of a model with position "
-                f"{self.model.config.position!r}; give prompts of one length, or pad on the right to train."
-            )
-        padding = attention_mask == 0
-        # A state has the past's padding behind it already; keys and values are masked anew each time.
-        keeps_a_state = cache is not None and isinstance(cache.decoding.layers[0], FastWeightState)
-        return padding[:, -length:] if keeps_a_state else padding[:, -(past + length) :]
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        if self.lm_head is not None:
+            self.lm_head = new_embeddings
+            return
+        self.transformer.output_proj = new_embeddings  # type: ignore[assignment]
+        self.config.output_dim = new_embeddings.out_features
+        self.transformer.config = self.transformer.config.replace(output_dim=new_embeddings.out_features)
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = HeadcodeCache(self.model)
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """What a checkpoint did not bring is made as in `Transformer.reset_parameters`."""
-        if isinstance(module, RelativeBias):
-            module.fill_buckets()  # in no checkpoint, whatever the weights are
-        if all(getattr(parameter, "_is_hf_initialized", False) for parameter in module.parameters(recurse=False)):
+        """Our own cache, unless one was given or a kind of cache was asked for."""
+        given = model_kwargs.get("past_key_values") is not None or generation_config.cache_implementation is not None
+        if given or generation_config.use_cache is False:
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
             return
-        if isinstance(module, nn.Linear):
-            reset_linear(module)
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=math.sqrt(1 / module.embedding_dim))
-        elif isinstance(module, (nn.LayerNorm, nn.RMSNorm, RelativeBias)):
-            module.reset_parameters()
-        elif isinstance(module, HyperAttention):
-            module.reset_middle_layer()
-        elif isinstance(module, Transformer) and module.positions is not None:
-            nn.init.normal_(module.positions, std=0.02)
+        cache = HeadcodeCache(self, recurrent=False if generation_config.output_attentions else None)
+        if getattr(generation_config, "is_assistant", False):
+            cache.activate_past_recording()
+        model_kwargs["past_key_values"] = cache
+
+    def _prepare_position_ids_for_generation(self, inputs_tensor: Tensor, model_kwargs: dict[str, Any]) -> Any:
+        """None where positions are the order of the tokens, or only their distances count."""
+        mask = model_kwargs.get("attention_mask")
+        if self.config.position not in ABSOLUTE or mask is None or bool((mask != 0).all()):
+            return None
+        return super()._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)
+
+    def init_continuous_batching(self, *args: Any, **options: Any) -> Any:
+        """Also called by `generate_batch` and by servers."""
+        raise NotImplementedError(
+            "headcode models have no paged cache for continuous batching: call generate with a padded batch."
+        )
+
+    def create_masks_for_generate(self, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
+        """The mask as it is, for static caches too."""
+        return attention_mask
 
 
-def _next_token_loss(logits: Tensor, labels: Tensor, num_items: Tensor | int | None) -> Tensor:
-    """Cross-entropy of each next token: the mean, or over accumulated batches the sum divided by all their tokens."""
-    if logits.shape[1] != labels.shape[1]:
-        raise ValueError(f"labels must have one entry per logit, got {labels.shape[1]} for {logits.shape[1]} tokens.")
-    targets = labels[:, 1:].flatten().to(logits.device)
-    rows = logits[:, :-1].flatten(0, 1).float()
-    if num_items is None:
-        return F.cross_entropy(rows, targets, ignore_index=_IGNORED_LABEL)
-    return F.cross_entropy(rows, targets, ignore_index=_IGNORED_LABEL, reduction="sum") / num_items
+class HeadcodeForSequenceClassification(GenericForSequenceClassification, HeadcodePreTrainedModel):
+    """Labels read from the last token that is not padding: (B, T) tokens to (B, num_labels)."""
+
+    @property
+    def transformer(self) -> Transformer:  # type: ignore[override]
+        return self.model.transformer
+
+
+def _kept(hidden: Tensor, kept: int | Tensor) -> Tensor:
+    """The last so many positions (0: all); or those of (positions,), (B, positions), or a boolean (B, T)."""
+    if isinstance(kept, int):
+        return hidden[:, -kept:] if kept else hidden
+    if kept.dim() == 1:
+        return hidden[:, kept]
+    return hidden[kept] if kept.dtype == torch.bool else torch.take_along_dim(hidden, kept[..., None], 1)
 
 
 AutoConfig.register(HeadcodeConfig.model_type, HeadcodeConfig, exist_ok=True)
+AutoModel.register(HeadcodeConfig, HeadcodeModel, exist_ok=True)
 AutoModelForCausalLM.register(HeadcodeConfig, HeadcodeForCausalLM, exist_ok=True)
+AutoModelForSequenceClassification.register(HeadcodeConfig, HeadcodeForSequenceClassification, exist_ok=True)
+
+if importlib.util.find_spec("peft") is not None:
+    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+
+    # What LoRA adapts where nothing else is asked for: as for other decoders, queries and values.
+    TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.setdefault(HeadcodeConfig.model_type, _LORA_PARTS)

@@ -177,6 +177,7 @@ class HyperAttention(nn.Module):
         dropout_seed: int | None = None,
         query_offset: int | None = None,
         use: int = 0,
+        positions: Tensor | None = None,
     ) -> Tensor:
         """(B, Tq, dim) to (B, Tq, dim).
 
@@ -192,6 +193,7 @@ class HyperAttention(nn.Module):
             query_offset: of cross-attention whose two sequences have a common order: the position of the first query
                 among the keys, Tk if it follows the last one. By default the last query stands at the last key.
             use: which use of this layer in one pass it is, for models that apply a layer several times.
+            positions: of rotary self-attention, the position of each token (B or 1, T); by default they are counted.
         """
         causal = self.causal if causal is None else causal
         self._check_inputs(query, key, value, key_padding_mask, queries, cache)
@@ -207,7 +209,9 @@ class HyperAttention(nn.Module):
             q, k = self.query_norm(q), self.key_norm(k)
         if query_offset is None:
             query_offset = past + start if key is None else k.shape[2] - q.shape[2]
-        if self.position == "rotary":
+        if self.position == "rotary" and positions is not None:
+            q, k = rotate(q, positions[:, start : start + q.shape[2]]), rotate(k, positions)
+        elif self.position == "rotary":
             q, k = rotate(q, query_offset), rotate(k, past)
         q, k = q.to(v.dtype), k.to(v.dtype)
         with nullcontext() if cache is None else unchanged_on_error([cache]):

@@ -12,7 +12,10 @@ FIRST_ROOM = 64
 
 
 class KeyValueCache:
-    """Keys and values of one layer, in a buffer that doubles when it is full."""
+    """Keys and values of one layer, in a buffer that doubles when it is full.
+
+    Gradients flow through it: where they are asked for, every call makes new tensors.
+    """
 
     def __init__(self) -> None:
         self.length = 0
@@ -22,14 +25,23 @@ class KeyValueCache:
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add (B, H, T, D) keys and values; returns all of them so far."""
-        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
-            raise ValueError("A cache is for decoding, and gradients do not flow through it; use torch.no_grad().")
-        keys, values = self.reserve(k, v)
         end = self.length + k.shape[2]
+        held = (self.keys, self.values)
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (k, v, *held)):
+            self.keys, self.values = (self._joined(old, new) for old, new in zip(held, (k, v), strict=True))
+            self.length = end
+            return self.keys, self.values
+        keys, values = self.reserve(k, v)
         keys[:, :, self.length : end] = k
         values[:, :, self.length : end] = v
         self.length = end
         return keys[:, :, :end], values[:, :, :end]
+
+    def _joined(self, old: Tensor | None, new: Tensor) -> Tensor:
+        if old is None:
+            return new
+        self._check_batch(old, new.shape[0])
+        return torch.cat((old[:, :, : self.length], new), 2)
 
     def reserve(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The buffers (B, H, room, D), with room for as many keys and values as k and v have; only shapes matter."""
@@ -59,13 +71,17 @@ class KeyValueCache:
         needed = self.length + length
         if buffer is None:
             return new.new_empty(batch, heads, max(needed, FIRST_ROOM), width)
-        if buffer.shape[0] != batch:
-            raise ValueError(f"The cache holds a batch of {buffer.shape[0]}, got {batch}; start a new cache.")
-        if buffer.shape[2] >= needed:
+        self._check_batch(buffer, batch)
+        if buffer.shape[2] >= needed and not buffer.requires_grad:  # others may ask for gradients of what it holds
             return buffer
         bigger = buffer.new_empty(batch, heads, max(needed, 2 * buffer.shape[2]), width)
         bigger[:, :, : self.length] = buffer[:, :, : self.length]
         return bigger
+
+    @staticmethod
+    def _check_batch(buffer: Tensor, batch: int) -> None:
+        if buffer.shape[0] != batch:
+            raise ValueError(f"The cache holds a batch of {buffer.shape[0]}, got {batch}; start a new cache.")
 
 
 class FastWeightState:

@@ -1,6 +1,7 @@
 """`ModelConfig`: everything that makes a Transformer, checked when it is made."""
 
 import dataclasses
+import math
 
 from headcode.config import Config, renamed
 from headcode.nn.checks import (
@@ -81,6 +82,8 @@ class ModelConfig(Config):
     """Share of (query, key) pairs dropped in training. The paper's runs use 0.1."""
     recurrent: bool = False
     """Compute the method `linear` as a fast-weight programmer, without T×T."""
+    logit_scale: float | None = None
+    """What logits that are read with the embedding are multiplied by; None: 1/sqrt(dim), the paper's."""
     backend: str = "auto"
 
     def __post_init__(self) -> None:
@@ -118,6 +121,12 @@ class ModelConfig(Config):
         check_auxiliary(self.auxiliary_dims, self.num_layers, self.cross_layers)
         check_dropout("attention_dropout", self.attention_dropout)
         check_choice("backend", self.backend, BACKEND_NAMES)
+        if self.logit_scale is not None and not (math.isfinite(self.logit_scale) and self.logit_scale > 0):
+            raise ValueError(f"logit_scale must be a number above 0, got {self.logit_scale}.")
+        if self.logit_scale is not None and (self.vocab_size is None or self.output_dim is not None):
+            raise ValueError(
+                "logit_scale is for logits that are read with the embedding: it needs vocab_size, and no output_dim."
+            )
         if self.recurrent and (
             reason := why_not_recurrent(
                 norm, value_net, self.pooling, self.causal, self.attention_position, self.attention_dropout
@@ -158,6 +167,11 @@ class ModelConfig(Config):
             inputs += self.dim * min(self.position_period or self.max_length, self.max_length)
         outputs = 2 * self.dim + sum((self.dim + 1) * size for size in (self.output_dim or 0, *self.auxiliary_dims))
         return inputs + blocks + outputs
+
+    @property
+    def logit_divisor(self) -> float:
+        """What logits that are read with the embedding are divided by."""
+        return math.sqrt(self.dim) if self.logit_scale is None else 1 / self.logit_scale
 
     @property
     def learns_positions(self) -> bool:

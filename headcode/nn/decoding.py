@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from headcode.nn.attention import HyperAttention
-from headcode.nn.cache import DecodingCache, FastWeightState
+from headcode.nn.cache import DecodingCache, FastWeightState, KeyValueCache
 from headcode.nn.config import can_recur
 from headcode.nn.decoding_weights import NotServed, is_usable, make_plan, plain_parts, position_tables
 from headcode.ops import eager
@@ -31,6 +31,8 @@ _SETTINGS = operator.attrgetter(
 )
 """Of an attention layer: all that decides what it computes, besides its weights."""
 _EPSILON = operator.attrgetter("eps")
+_KINDS = (KeyValueCache, FastWeightState)
+"""Of caches, whose memory the kernel knows; whatever else takes keys and values is left to the layers."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 MOST_TOKENS = 256
 """In one call, of all sequences together: attention of many more is sooner done by the kernels for whole sequences."""
@@ -146,7 +148,7 @@ class CompiledDecoding:
         past, (batch, new) = cache.length, x.shape
         layers: list[Any] = cache.layers
         kind = type(layers[0])
-        if any(type(layer) is not kind or layer.length != past for layer in layers):
+        if kind not in _KINDS or any(type(layer) is not kind or layer.length != past for layer in layers):
             return None
         recurrent = kind is FastWeightState
         if padding is not None and (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -163,7 +162,7 @@ def make_plan(model: Transformer) -> DecodePlan:
         norm=cpu.NORM_CODES[norm],
         net=cpu.NET_CODES[value_net],
         num_buckets=config.max_length if banded else 0,
-        output_scale=1.0 if model.output_proj is not None else 1 / math.sqrt(config.dim),
+        output_scale=1.0 if model.output_proj is not None else 1 / config.logit_divisor,
     )
     return DecodePlan(sizes, weights, [_layer_weights(block, config) for block in model.layers()])
 

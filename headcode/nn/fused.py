@@ -85,8 +85,8 @@ def run_fused(
     return None if masked and out.detach().sum().isnan() else out.to(x.dtype)
 
 
-def run_fused_logits(norm: nn.Module, hidden: Tensor, table: Tensor) -> Tensor | None:
-    """LN(hidden) · tableᵀ / sqrt(dim), or None if that must go op by op."""
+def run_fused_logits(norm: nn.Module, hidden: Tensor, table: Tensor, scale: float) -> Tensor | None:
+    """LN(hidden) · tableᵀ · scale, or None if that must go op by op."""
     vocabulary, dim = table.shape
     if cpu.NO_KERNELS or has_global_hooks() or why_called(norm, nn.LayerNorm) is not None:
         return None
@@ -98,7 +98,7 @@ def run_fused_logits(norm: nn.Module, hidden: Tensor, table: Tensor) -> Tensor |
     if not widths_fit or num_tokens < FEWEST_TOKENS or not _are_worth_packing(table.numel(), num_tokens):
         return None
     products = _products()
-    call = LogitsCall(norm.eps, 1 / math.sqrt(dim), products)  # type: ignore[arg-type]
+    call = LogitsCall(norm.eps, scale, products)  # type: ignore[arg-type]
     logits = token_logits(hidden.float(), weight, bias, table, call)
     return logits if products == "float32" else logits.bfloat16()
 

@@ -68,35 +68,44 @@ class RelativeBias(nn.Module):
 ROTARY_BASE = 10_000.0
 
 
-def rotate(x: Tensor, first_position: int, base: float = ROTARY_BASE) -> Tensor:
-    """Rotary position: channel pairs (i, i + D/2) of (B, H, T, D) turned by position · base**(-2i/D)."""
+def rotate(x: Tensor, positions: int | Tensor, base: float = ROTARY_BASE) -> Tensor:
+    """Rotary position: channel pairs (i, i + D/2) of (B, H, T, D) turned by position · base**(-2i/D).
+
+    `positions`: the first token's, which the others follow, or of each token (B or 1, T).
+    """
     width = x.shape[-1]
     if width % 2:
         raise ValueError(f"rotary position needs an even head width, got {width}; change qk_dim or num_heads.")
     half = width // 2
     # Angles in at least float32: in half precision positions beyond a few hundred would collapse.
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    angles = rotary_angles(x.shape[2], half, first_position, base, dtype, x.device)
+    angles = rotary_angles(x.shape[2], half, positions, base, dtype, x.device)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x[..., :half], x[..., half:]
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
 def rotary_angles(
-    length: int, half: int, first_position: int, base: float, dtype: torch.dtype, device: torch.device | str
+    length: int, half: int, positions: int | Tensor, base: float, dtype: torch.dtype, device: torch.device | str
 ) -> Tensor:
-    """(T, D/2): by how much each channel pair is turned."""
+    """(T, D/2), or of positions of each token (B or 1, 1, T, D/2): by how much each channel pair is turned."""
     frequencies = base ** (-torch.arange(half, device=device, dtype=dtype) / half)
-    positions = torch.arange(length, device=device, dtype=dtype) + first_position
-    return positions[:, None] * frequencies
+    if isinstance(positions, Tensor):
+        return positions.to(device, dtype)[:, None, :, None] * frequencies
+    return (torch.arange(length, device=device, dtype=dtype) + positions)[:, None] * frequencies
 
 
 def sinusoidal_positions(length: int, dim: int, first_position: int = 0, device: torch.device | None = None) -> Tensor:
-    """(T, dim): sines in the first half of the channels, cosines in the second, wavelengths from 2π to 10,000·2π."""
+    """(T, dim): `sinusoids` of consecutive positions."""
+    return sinusoids(torch.arange(length, device=device, dtype=torch.float32) + first_position, dim)
+
+
+def sinusoids(positions: Tensor, dim: int) -> Tensor:
+    """(…, dim): sines in the first half of the channels, cosines in the second, wavelengths from 2π to 10,000·2π."""
     half = dim // 2
-    exponent = torch.arange(half, device=device, dtype=torch.float32) / max(half - 1, 1)
+    exponent = torch.arange(half, device=positions.device, dtype=torch.float32) / max(half - 1, 1)
     frequencies = torch.exp(-math.log(10_000.0) * exponent)
-    angles = (torch.arange(length, device=device, dtype=torch.float32) + first_position)[:, None] * frequencies
-    table = torch.zeros(length, dim, device=device, dtype=torch.float32)
-    table[:, :half], table[:, half : 2 * half] = angles.sin(), angles.cos()
+    angles = positions[..., None] * frequencies
+    table = torch.zeros(*positions.shape, dim, device=positions.device, dtype=torch.float32)
+    table[..., :half], table[..., half : 2 * half] = angles.sin(), angles.cos()
     return table

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,7 +20,7 @@ from headcode.nn.feedforward import FEEDFORWARDS
 from headcode.nn.fused import run_fused, run_fused_logits
 from headcode.nn.initialisation import reset_linear
 from headcode.nn.plain import own_weight
-from headcode.nn.position import sinusoidal_positions
+from headcode.nn.position import sinusoidal_positions, sinusoids
 
 NORM_EPSILON = 1e-6
 # Distinct layers need distinct dropout streams; the dropout hash mixes whatever seed it gets.
@@ -55,13 +56,17 @@ class TransformerBlock(nn.Module):
         dropout_seed: int | None = None,
         use: int = 0,
         context: Tensor | None = None,
+        **options: Any,
     ) -> Tensor:
-        """With `context` the tokens x, which follow it, attend to it by cross-attention, and not to one another."""
-        if cache is None and context is None:
+        """With `context` the tokens x, which follow it, attend to it by cross-attention, and not to one another.
+
+        `options` are further ones of the attention, such as a mask; they take the block out of the fused kernels.
+        """
+        if cache is None and context is None and not options:
             out = run_fused(self, x, queries, dropout_seed, key_padding_mask)
             if out is not None:
                 return out
-        return self.run_op_by_op(x, queries, dropout_seed, context, key_padding_mask, cache=cache, use=use)
+        return self.run_op_by_op(x, queries, dropout_seed, context, key_padding_mask, cache=cache, use=use, **options)
 
     def run_op_by_op(
         self,
@@ -176,14 +181,23 @@ class Transformer(nn.Module):
             logits = None if auxiliary else decode_compiled(self, x, queries, key_padding_mask, cache)
             if logits is not None:
                 return logits
-        self._check_input(x)
+        self.check_input(x)
         check_queries(queries, x.shape[1])
         with nullcontext() if cache is None else unchanged_on_error(cache.layers):
             if self.config.cross_layers:
                 hidden = self._run_crossing_blocks(x, queries, key_padding_mask, dropout_seed)
             else:
-                hidden, earlier = self._run_blocks(x, queries, key_padding_mask, cache, dropout_seed)
-        outputs = self.output_proj(self.final_norm(hidden)) if self.output_proj is not None else self._logits(hidden)
+                states: list[Tensor] | None = [] if self.hint_projs else None
+                hidden = self.run_layers(
+                    self.embed(x, 0 if cache is None else cache.length),
+                    queries=queries,
+                    key_padding_mask=key_padding_mask,
+                    cache=cache,
+                    dropout_seed=dropout_seed,
+                    states=states,
+                )
+                earlier = states[-len(self.hint_projs) :] if states else []
+        outputs = self.read(hidden)
         if not auxiliary:
             return outputs
         return outputs, [
@@ -191,30 +205,44 @@ class Transformer(nn.Module):
             for proj, tokens in zip(self.hint_projs, reversed(earlier), strict=True)
         ]
 
-    def _run_blocks(
+    def run_layers(
         self,
-        x: Tensor,
-        queries: slice | None,
-        key_padding_mask: Tensor | None,
-        cache: DecodingCache | None,
-        dropout_seed: int | None,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """What is read after the last layer, and every token before each of the layers that auxiliary heads read."""
-        hidden = self._embed(x, 0 if cache is None else cache.length)
+        hidden: Tensor,
+        *,
+        queries: slice | None = None,
+        key_padding_mask: Tensor | None = None,
+        cache: DecodingCache | None = None,
+        dropout_seed: int | None = None,
+        states: list[Tensor] | None = None,
+        call: Callable[..., Tensor] | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Embedded tokens (B, T, dim) after the last layer and before the last norm, for `read`.
+
+        Args:
+            queries, key_padding_mask, cache, dropout_seed: as in `forward`.
+            states: a list that gets the tokens before each layer.
+            call: calls a block with its arguments, in place of the block itself: where activations are recomputed.
+            options: further ones of every attention layer: mask, causal, positions.
+        """
         layers = self.layers()
-        earlier = []
         for index, block in enumerate(layers):
-            if index >= len(layers) - len(self.hint_projs):
-                earlier.append(hidden)
-            hidden = block(
-                hidden,
-                key_padding_mask=key_padding_mask,
-                queries=queries if index == len(layers) - 1 else None,
-                cache=None if cache is None else cache.layers[index],
-                dropout_seed=_layer_seed(dropout_seed, index),
-                use=index if self.config.share_layers else 0,
-            )
-        return hidden, earlier
+            if states is not None:
+                states.append(hidden)
+            arguments = {
+                "key_padding_mask": key_padding_mask,
+                "queries": queries if index == len(layers) - 1 else None,
+                "cache": None if cache is None else cache.layers[index],
+                "dropout_seed": _layer_seed(dropout_seed, index),
+                "use": index if self.config.share_layers else 0,
+                **options,
+            }
+            hidden = block(hidden, **arguments) if call is None else call(block, hidden, **arguments)
+        return hidden
+
+    def read(self, hidden: Tensor) -> Tensor:
+        """The outputs of what `run_layers` gives."""
+        return self._logits(hidden) if self.output_proj is None else self.output_proj(self.final_norm(hidden))
 
     def _run_crossing_blocks(
         self, x: Tensor, queries: slice | None, key_padding_mask: Tensor | None, dropout_seed: int | None
@@ -224,7 +252,7 @@ class Transformer(nn.Module):
         context_length = length - check_answers(queries, length)
         check_padding(key_padding_mask, x.shape[0], length)
         padding = None if key_padding_mask is None else key_padding_mask[:, :context_length]
-        context, answers = self._embed(x, 0).split([context_length, length - context_length], 1)
+        context, answers = self.embed(x).split([context_length, length - context_length], 1)
         for index, block in enumerate(self.layers()):
             seed, use = _layer_seed(dropout_seed, index), index if self.config.share_layers else 0
             if index < self.config.num_layers - self.config.cross_layers:
@@ -246,21 +274,33 @@ class Transformer(nn.Module):
             raise ValueError(f"recurrent=True is not possible: {reason}.")
         return DecodingCache([FastWeightState() if recurrent else KeyValueCache() for _ in range(config.num_layers)])
 
-    def _embed(self, x: Tensor, first_position: int) -> Tensor:
-        hidden = self._embed_each(x)
-        length = x.shape[1]
+    def embed(self, x: Tensor, first_position: int = 0) -> Tensor:
+        """Inputs as vectors (B, T, dim), with their positions where these are added to tokens."""
+        return self.add_positions(self._embed_each(x), first_position)
+
+    def add_positions(self, hidden: Tensor, positions: int | Tensor = 0) -> Tensor:
+        """Embedded tokens (B, T, dim) with what is added for their positions: from a first one on, or (B or 1, T)."""
+        length, device = hidden.shape[1], hidden.device
         if self.config.position == "sinusoidal":
-            hidden = hidden + sinusoidal_positions(length, self.config.dim, first_position, x.device).to(hidden.dtype)
-        if self.positions is not None:
-            if first_position + length > self.config.max_length:
+            if isinstance(positions, Tensor):
+                return hidden + sinusoids(positions, self.config.dim).to(hidden.dtype)
+            return hidden + sinusoidal_positions(length, self.config.dim, positions, device).to(hidden.dtype)
+        if self.positions is None:
+            return hidden
+        if isinstance(positions, Tensor):
+            if not torch.compiler.is_compiling() and int(positions.max()) >= self.config.max_length:
                 raise ValueError(
-                    f"Learned positions reach {self.config.max_length} tokens, got {first_position + length}; "
-                    f"shorten the input or make the model with a larger max_length."
+                    f"Learned positions reach {self.config.max_length} tokens, got position {int(positions.max())}."
                 )
-            end = first_position + length
-            places = self.positions.repeat(-(-end // len(self.positions)), 1)
-            hidden = hidden + places[first_position:end]
-        return hidden
+            return hidden + self.positions[positions % len(self.positions)]
+        end = positions + length
+        if end > self.config.max_length:
+            raise ValueError(
+                f"Learned positions reach {self.config.max_length} tokens, got {end}; "
+                f"shorten the input or make the model with a larger max_length."
+            )
+        places = self.positions.repeat(-(-end // len(self.positions)), 1)
+        return hidden + places[positions:end]
 
     def _embed_each(self, x: Tensor) -> Tensor:
         """Without positions. On a CPU the residual stream begins in float32 under autocast too, as with tokens."""
@@ -271,11 +311,11 @@ class Transformer(nn.Module):
             return self.embedding(x.to(weight.dtype))
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """The products of the normalised tokens with the table, over sqrt(dim)."""
-        table = self._token_table(hidden.device)
-        logits = run_fused_logits(self.final_norm, hidden, table)
+        """The products of the normalised tokens with the table, times the scale of logits."""
+        table, divisor = self._token_table(hidden.device), self.config.logit_divisor
+        logits = run_fused_logits(self.final_norm, hidden, table, 1 / divisor)
         if logits is None:
-            logits = (self.final_norm(hidden) / math.sqrt(self.config.dim)) @ table.T
+            logits = (self.final_norm(hidden) / divisor) @ table.T
         return logits
 
     def _token_table(self, device: torch.device) -> Tensor:
@@ -286,7 +326,8 @@ class Transformer(nn.Module):
         assert self.config.vocab_size is not None
         return self.embedding(torch.arange(self.config.vocab_size, device=device))
 
-    def _check_input(self, x: Tensor) -> None:
+    def check_input(self, x: Tensor) -> None:
+        """Raise unless `forward` can take x."""
         if not isinstance(x, Tensor):
             raise TypeError(f"The input must be a torch.Tensor, got {type(x).__name__}.")
         if self.config.vocab_size is None:

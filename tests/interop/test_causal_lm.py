@@ -79,7 +79,7 @@ def test_the_librarys_loop_sees_hooks_and_new_weights(compiled):
     assert torch.equal(after, theirs.generate(tokens(), **options, use_cache=False))
     compiled.clear()
     seen = []
-    theirs.model.blocks[0].attention.key_proj.register_forward_hook(lambda *arguments: seen.append(1))
+    theirs.transformer.blocks[0].attention.key_proj.register_forward_hook(lambda *arguments: seen.append(1))
     assert torch.equal(after, theirs.generate(tokens(), **options))
     assert len(seen) == 6 and not any(compiled)
 
@@ -110,7 +110,7 @@ def test_beams_and_padding(method):
     mask = torch.cat([torch.zeros(3, 4), torch.ones(3, 7)], 1).long()
     found = theirs.generate(padded, attention_mask=mask, max_new_tokens=12, do_sample=False)
     assert torch.equal(found[:, 11:], plain[:, 7:])
-    keys = HeadcodeCache(theirs.model, recurrent=False)  # keys and values where a state would do
+    keys = HeadcodeCache(theirs, recurrent=False)  # keys and values where a state would do
     found = theirs.generate(padded, attention_mask=mask, max_new_tokens=12, do_sample=False, past_key_values=keys)
     assert torch.equal(found[:, 11:], plain[:, 7:])
 
@@ -154,7 +154,7 @@ def test_draws_follow_the_models_probabilities():
 
 def test_the_cache_of_linear_attention_is_a_state():
     ours, theirs = pair(method="linear")
-    cache = HeadcodeCache(theirs.model)
+    cache = HeadcodeCache(theirs)
     assert all(isinstance(layer, FastWeightState) for layer in cache.decoding.layers)
     with torch.no_grad():
         first = theirs(tokens()[:, :5], past_key_values=cache)
@@ -167,9 +167,14 @@ def test_the_cache_of_linear_attention_is_a_state():
 def test_saved_and_loaded_by_the_auto_classes(tmp_path, position):
     _, model = pair(end_token=4, position=position, method="hyla", share_layers=True, qk_norm=True)
     model.save_pretrained(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "generation_config.json", "model.safetensors"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    ]
     config = AutoConfig.from_pretrained(tmp_path)
-    assert isinstance(config, HeadcodeConfig) and config.to_model_config() == model.model.config
+    assert isinstance(config, HeadcodeConfig) and config.to_model_config() == model.transformer.config
     assert (config.hidden_size, config.num_attention_heads, config.eos_token_id) == (10, 2, 4)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert isinstance(loaded, HeadcodeForCausalLM) and loaded.dtype == torch.float64
@@ -192,7 +197,7 @@ def test_another_process_needs_one_import(tmp_path):
 
 def test_new_weights_are_made_as_ours():
     sizes = {name: size for name, size in SIZES.items() if name != "max_length"}
-    model = HeadcodeForCausalLM(HeadcodeConfig(**(sizes | {"dim": 256, "position": "relative"}))).model
+    model = HeadcodeForCausalLM(HeadcodeConfig(**(sizes | {"dim": 256, "position": "relative"}))).transformer
     assert model.embedding.weight.std().item() == pytest.approx(1 / 16, rel=0.05)
     assert model.blocks[0].feedforward.gate_proj.weight.std().item() == pytest.approx(1 / 16, rel=0.05)
     assert model.blocks[0].attention.relative_bias.buckets[:5].tolist() == [0, 1, 2, 3, 4]
@@ -223,7 +228,7 @@ def test_a_vocabulary_that_grows(tmp_path):
     torch.testing.assert_close(theirs(tokens()).logits[..., :23], before)
     theirs.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert loaded.config.vocab_size == loaded.model.config.vocab_size == 29
+    assert loaded.config.vocab_size == loaded.transformer.config.vocab_size == 29
     torch.testing.assert_close(loaded(torch.full((1, 3), 28)).logits, grown)
 
 
@@ -275,7 +280,7 @@ def test_mistakes_are_sentences():
     _, band = pair(position="relative")
     with pytest.raises(ValueError, match="has places for 40 tokens, got 41"):
         band.generate(tokens(1, 36), max_new_tokens=10, do_sample=False)
-    with pytest.raises(ValueError, match="must be a HeadcodeCache, got list"):
+    with pytest.raises(ValueError, match="must be a HeadcodeCache or a cache .*, got list"):
         band(tokens(), past_key_values=[])
     with pytest.raises(ValueError, match="needs a causal model of tokens"):
         HeadcodeForCausalLM(HeadcodeConfig(causal=False))

@@ -128,9 +128,9 @@ def test_a_model_begins_and_goes_on_in_float32(fused):
     model, x, seen = make(method="hyla"), torch.rand(3, 11, 5), []
     model.final_norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     with in_bf16():
-        embedded, rounded_input = model._embed(x, 0), model._embed(x.bfloat16(), 0)
+        embedded, rounded_input = model.embed(x, 0), model.embed(x.bfloat16(), 0)
         out = model(x, dropout_seed=7)
-    assert torch.equal(embedded, model._embed(x, 0)) and rounded_input.dtype == torch.float32
+    assert torch.equal(embedded, model.embed(x, 0)) and rounded_input.dtype == torch.float32
     assert seen[0].dtype == torch.float32 and out.dtype == torch.bfloat16 and fused == [True, True]
     expected = exact(model)(x.double(), dropout_seed=7).detach()
     assert distance(out.detach().float(), expected) < 2e-2

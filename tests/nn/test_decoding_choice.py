@@ -245,8 +245,8 @@ def test_who_watches_or_transforms_the_call(compiled):
 
 def test_a_kind_of_model_of_its_own(compiled):
     class Louder(Transformer):
-        def _embed(self, x, first_position):
-            return 2 * super()._embed(x, first_position)
+        def embed(self, x, first_position=0):
+            return 2 * super().embed(x, first_position)
 
     model = Louder(decoder(method="hyla", position="rotary").config).eval()
     assert "Louder" in why_decoded_op_by_op(model)

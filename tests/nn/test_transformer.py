@@ -150,7 +150,7 @@ def test_auxiliary_heads_read_before_the_last_layers_and_change_nothing_else(opt
     assert [found.shape for found in extra] == [(*X.shape[:2], 4), (*X.shape[:2], 6)]
     assert torch.equal(outputs, model(X, queries=queries))
     torch.testing.assert_close(outputs, plain(X, queries=queries))
-    hidden = model._embed(X, 0)
+    hidden = model.embed(X, 0)
     for block, found, head in zip(model.layers()[:-1], reversed(extra), reversed(model.hint_projs), strict=True):
         hidden = block(hidden)
         scale = (hidden.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()

@@ -1,0 +1,44 @@
+"""Hugging Face models as one graph, with masks: exported, and compiled for inference and training; Llama and ours.
+
+`docs/huggingface.md` has a row for each of these tests.
+"""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from tests.support.hf_models import KINDS, close, model, tokens
+
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("kind", KINDS)]
+PADDED = torch.cat((torch.zeros(2, 3).long(), torch.ones(2, 7).long()), 1)
+
+
+def inputs(side="left"):
+    mask = PADDED if side == "left" else PADDED.flip(1)
+    return {"input_ids": tokens(2, 10), "attention_mask": mask, "use_cache": False}
+
+
+def test_export_with_a_mask(kind):
+    """One graph for every mask: what was padded while tracing does not matter."""
+    one = model(kind)
+    program = torch.export.export(one, (), inputs(), strict=False)
+    for side in ("left", "right"):
+        seen = inputs(side)["attention_mask"] == 1
+        found = program.module()(**inputs(side)).logits
+        close(found[seen], one(**inputs(side)).logits[seen])
+
+
+def test_a_full_graph_with_a_mask(kind):
+    """Logits, loss and gradients of the compiled model are those of the model."""
+    one = model(kind).train()
+    compiled = torch.compile(one, fullgraph=True, backend="aot_eager")
+    for side in ("left", "right"):
+        labels = inputs(side)["input_ids"].masked_fill(inputs(side)["attention_mask"] == 0, -100)
+        found = []
+        for called in (compiled, one):
+            one.zero_grad()
+            loss = called(**inputs(side), labels=labels).loss
+            loss.backward()
+            found.append((loss.detach(), [parameter.grad.clone() for parameter in one.parameters()]))
+        close(found[0], found[1])
