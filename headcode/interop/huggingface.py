@@ -132,9 +132,8 @@ class AttentionWeights:
 def architecture_of(config: Any) -> Architecture:
     name = getattr(config, "model_type", None)
     if name not in ARCHITECTURES:
-        raise ValueError(
-            f"The lens cannot read the architecture {name!r}; it reads {', '.join(sorted((*ARCHITECTURES, 'headcode')))}."
-        )
+        known = ", ".join(sorted((*ARCHITECTURES, "headcode")))
+        raise ValueError(f"The lens cannot read the architecture {name!r}; it reads {known}.")
     return ARCHITECTURES[name]
 
 
@@ -213,6 +212,16 @@ def load_pretrained(name: str | Path, *, tokenizer: bool = True) -> tuple[nn.Mod
     if missing:
         raise ValueError(f"The weights of {name} lack {len(missing)} tensors of the model, such as {missing[0]}.")
     return model.eval(), words
+
+
+def quiet_loading() -> None:
+    """No progress bars of the loader, which would mix with our output."""
+    try:
+        from transformers.utils import logging
+    except ModuleNotFoundError:
+        return  # the loader names the extra
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
 
 
 def load_tokenizer(folder: Path) -> Any:

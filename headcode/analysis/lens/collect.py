@@ -23,6 +23,7 @@ STRONGEST, OTHERS = 24, 40
 """Pairs of each passage whose codes are kept: those that add most, and some of the rest."""
 WIDEST_RANKED = 1024
 """Above this width the singular values of the generated matrices are not computed."""
+RANKED_PAIRS = 3
 RESAMPLES = 200
 
 
@@ -47,8 +48,8 @@ class Collection:
     def __init__(self, texts: Sequence[Text], num_passages: int, questions: Sequence[Question], seed: int) -> None:
         self.texts, self.num_passages, self.questions, self.seed = texts, num_passages, questions, seed
         self.features: dict[int, dict[str, np.ndarray]] = {}
-        self.moments: dict[int, list[tuple[np.ndarray, np.ndarray]]] = collections.defaultdict(list)
-        """Per passage: the moments of its codes, and of the codes with their numbers dealt to other heads."""
+        self.moments: dict[int, list[dict[str, np.ndarray]]] = collections.defaultdict(list)
+        """Per passage the moments of its codes: as they are, at length 1, and at length 1 with the heads shuffled."""
         self.errors: dict[int, list[tuple[float, float]]] = collections.defaultdict(list)
         self.sizes_by_kind: dict[int, list[dict[str, float]]] = collections.defaultdict(list)
         self.facts: dict[int, dict[str, Any]] = {}
@@ -88,14 +89,16 @@ class Collection:
         length = layer.lengths[row]
         codes = layer.codes[row, :, :length, :length].double().flatten(1).T.numpy()
         codes = codes[np.abs(codes).sum(1) > 0]
-        self.moments[layer.number].append((_moments(codes), _moments(dealt_to_other_heads(codes, self.seed))))
+        unit = codes / np.linalg.norm(codes, axis=1, keepdims=True)
+        kinds = {"codes": codes, "unit": unit, "unit shuffled": dealt_to_other_heads(unit, self.seed)}
+        self.moments[layer.number].append({name: _moments(rows) for name, rows in kinds.items()})
 
     def _note_sizes(self, reading: LayerReading, text: int) -> None:
         number = reading.layer
         if text < CHECKED_TEXTS:
             self.errors[number].append((reading.error, reading.relative_error))
         if text == 0 and reading.is_linear and reading.weights.output.shape[1] <= WIDEST_RANKED:
-            self.facts[number] = summarise(reading, pairs=8, seed=self.seed)
+            self.facts[number] = summarise(reading, pairs=RANKED_PAIRS, seed=self.seed)
         sizes = reading.sizes().numpy()
         kinds = self.texts[text].kinds
         by_kind: dict[str, float] = collections.defaultdict(float)
@@ -121,7 +124,7 @@ class Collection:
 
 
 def dimension(moments: Sequence[np.ndarray], z: float, seed: int) -> dict[str, float]:
-    """In how many directions the codes vary: (Σλ)² / Σλ² of their covariance's eigenvalues; 1 is a line, H all alike."""
+    """In how many directions the codes vary: (Σλ)² / Σλ² of their covariance's eigenvalues λ; 1 is a line."""
     table = np.stack(moments)
     rng = np.random.default_rng(seed)
     drawn = rng.multinomial(len(table), np.full(len(table), 1 / len(table)), size=RESAMPLES)

@@ -7,6 +7,7 @@ A layer of headcode's with a two-layer value net has φ(Σ_h z_h W_value[h] x[k]
 """
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,15 +23,12 @@ _NUMBERS_AT_A_TIME = 1 << 22
 
 def contributions(weights: AttentionWeights, codes: Tensor, tokens: Tensor) -> Tensor:
     """(query, key, dim): what each key's token adds to each query, for codes (H, query, key) and tokens (key, dim)."""
-    codes = codes.double()
-    values = torch.einsum("hvd,kd->khv", weights.value, tokens.double())
-    if weights.value_bias is not None:
-        values = values + weights.value_bias
+    codes, values = codes.double(), head_values(weights, tokens)
     net = VALUE_NETS[weights.value_net]
     if net.activation is None:
-        made = torch.einsum("khv,hdv->khd", values, weights.output)
-        return torch.einsum("hqk,khd->qkd", codes, made)
-    hidden = torch.einsum("hqk,khv->qkv", codes, values)
+        made = values @ weights.output.transpose(1, 2)  # (H, key, dim)
+        return (codes.permute(2, 1, 0) @ made.transpose(0, 1)).transpose(0, 1)
+    hidden = (codes.permute(2, 1, 0) @ values.transpose(0, 1)).transpose(0, 1)  # (query, key, Dv)
     if net.gated:
         gate, signal = hidden.chunk(2, -1)
         hidden = net.activation(gate) * signal
@@ -42,18 +40,26 @@ def contributions(weights: AttentionWeights, codes: Tensor, tokens: Tensor) -> T
     return total
 
 
-def attention_output(weights: AttentionWeights, codes: Tensor, tokens: Tensor, share: Tensor | None = None) -> Tensor:
-    """(query, dim): the sum over all pairs, without the output bias; `share` (query,) is what pooling leaves of it."""
-    rows = [made.sum(1) for _, made in in_parts(weights, codes, tokens)]
-    total = torch.cat(rows)
-    return total if share is None else total * share[:, None]
+def head_values(weights: AttentionWeights, tokens: Tensor) -> Tensor:
+    """(H, key, Dv)"""
+    values = tokens.double() @ weights.value.transpose(1, 2)
+    return values if weights.value_bias is None else values + weights.value_bias[:, None]
 
 
-def in_parts(weights: AttentionWeights, codes: Tensor, tokens: Tensor):  # type: ignore[no-untyped-def]
-    """`contributions`, a few queries at a time: (number of the first query, contributions) after one another."""
+def in_parts(weights: AttentionWeights, codes: Tensor, tokens: Tensor) -> Iterator[Tensor]:
+    """`contributions`, a few queries at a time."""
     step = max(1, _NUMBERS_AT_A_TIME // max(1, tokens.shape[0] * weights.output.shape[1]))
     for first in range(0, codes.shape[1], step):
-        yield first, contributions(weights, codes[:, first : first + step], tokens)
+        yield contributions(weights, codes[:, first : first + step], tokens)
+
+
+def attention_output(weights: AttentionWeights, codes: Tensor, tokens: Tensor, share: Tensor | None = None) -> Tensor:
+    """(query, dim): all pairs together, without the output bias; `share` (query,) is what pooling leaves of it."""
+    if VALUE_NETS[weights.value_net].activation is None:  # the sum over keys may come first
+        total = (codes.double() @ head_values(weights, tokens) @ weights.output.transpose(1, 2)).sum(0)
+    else:
+        total = torch.cat([made.sum(1) for made in in_parts(weights, codes, tokens)])
+    return total if share is None else total * share[:, None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +89,12 @@ class LayerReading:
 
     def sizes(self) -> Tensor:
         """(query, key): the length of what each pair's generated network adds to the query."""
-        return torch.cat([made.norm(dim=-1) for _, made in in_parts(self.weights, self.codes, self.tokens)])
+        if not self.is_linear:
+            return torch.cat([made.norm(dim=-1) for made in in_parts(self.weights, self.codes, self.tokens)])
+        made = (head_values(self.weights, self.tokens) @ self.weights.output.transpose(1, 2)).transpose(0, 1)
+        codes = self.codes.double().permute(2, 1, 0)  # (key, query, H)
+        squares = ((codes @ (made @ made.transpose(1, 2))) * codes).sum(-1)
+        return squares.clamp(min=0).sqrt().T
 
     def norms(self) -> Tensor:
         """(query, key): Frobenius norms of all W[q,k], from the heads' inner products, without forming them."""
@@ -136,7 +147,9 @@ def reproduce(
 
     Every pair's network is applied to its key, in float64, a few queries at a time.
     """
-    total = attention_output(weights, codes, tokens, share)
+    total = torch.cat([made.sum(1) for made in in_parts(weights, codes, tokens)])
+    if share is not None:
+        total = total * share[:, None]
     if weights.output_bias is not None:
         total = total + weights.output_bias
     difference, scale = total - output.double(), output.double().square().sum()

@@ -167,11 +167,13 @@ def distance(first: Tensor, second: Tensor, predicts: bool) -> Tensor:
     return 1 - nn.functional.cosine_similarity(first, second, dim=-1)
 
 
-def open_model(model: str | Path | nn.Module | LensModel, *, tokenizer: Any = None, reads_text: bool = True) -> LensModel:
+def open_model(
+    model: str | Path | nn.Module | LensModel, *, tokenizer: Any = None, reads_text: bool = True
+) -> LensModel:
     """A folder, a hub name or a module as a `LensModel`.
 
     Args:
-        model: a Hugging Face folder or hub name; a run folder, a checkpoint or a model of headcode's; a module of either.
+        model: a folder or hub name of Hugging Face's; a run, a checkpoint or a model of headcode's; a module of either.
         tokenizer: for a module that is to read texts.
         reads_text: False leaves a folder's tokenizer alone; token ids are given then.
     """
@@ -183,5 +185,6 @@ def open_model(model: str | Path | nn.Module | LensModel, *, tokenizer: Any = No
     if isinstance(model, nn.Module):
         return open_own_model(model, tokenizer) if is_own_model(model) else open_pretrained(model, tokenizer)
     opened = (open_own_folder if is_own_folder(model) else open_folder)(model, reads_text)
-    opened.name = Path(model).expanduser().resolve().name if Path(model).expanduser().is_dir() else str(model)
+    folder = Path(model).expanduser()
+    opened.name = "/".join(folder.resolve().parts[-2:]) if folder.is_dir() else str(model)
     return opened

@@ -27,9 +27,7 @@ def strongest_pairs(pairs: Pairs, texts: Sequence[Text]) -> list[dict[str, Any]]
         near[pairs.text == pairs.text[row]] = -np.inf
         alike = _distinct(np.argsort(-near, kind="stable"), pairs, texts)
         found.append({**_place(pairs, row), "size": float(pairs.size[row]), "share": float(pairs.share[row])})
-        found[-1]["alike"] = [
-            {**_place(pairs, i), "similarity": float(near[i])} for i in alike if np.isfinite(near[i])
-        ]
+        found[-1]["alike"] = [{**_place(pairs, i), "similarity": float(near[i])} for i in alike if np.isfinite(near[i])]
         if len(found) == SHOWN:
             break
     return found

@@ -18,7 +18,7 @@ from headcode.interop.huggingface import (
     part,
     read_attention,
 )
-from headcode.interop.streaming import untrained
+from headcode.interop.streaming import StoredTensors, untrained
 
 _HEADS = ("lm_head.weight", "embed_out.weight")
 """What a folder calls the matrix of the logits, where it is not the embedding."""
@@ -46,7 +46,9 @@ class PretrainedModel(LensModel):
                 f"{type(model).__name__} has no {self.architecture.layers}: give the base model (AutoModel)."
             )
         if getattr(self.config, "_attn_implementation", "eager") != "eager":
-            raise ValueError("Attention weights are only seen with attn_implementation='eager'; load the model with it.")
+            raise ValueError(
+                "Attention weights are only seen with attn_implementation='eager'; load the model with it."
+            )
         self.blocks: list[nn.Module] = list(found)  # type: ignore[call-overload]
         self.num_layers, self.num_heads = len(self.blocks), self.config.num_attention_heads
         self.vocab_size = None if self.architecture.sees_images else self.config.vocab_size
@@ -90,9 +92,7 @@ class PretrainedModel(LensModel):
         layers: Iterable[int] | None = None,
         answer: bool = False,
     ) -> Tensor | None:
-        watched = [
-            _Watched(self, number, batch.lengths, visit, edit) for number in sorted(self.check_layers(layers))
-        ]
+        watched = [_Watched(self, number, batch.lengths, visit, edit) for number in sorted(self.check_layers(layers))]
         training = self.model.training
         called = part(self.model, self.architecture.called) if self.architecture.called else self.model
         assert called is not None
@@ -121,10 +121,11 @@ class PretrainedModel(LensModel):
         return given | ({"use_cache": False} if hasattr(self.config, "use_cache") else {})
 
     def _find_head(self) -> Tensor | None:
-        stored = getattr(self.model, "stored_tensors", None)
-        for name in _HEADS if stored is not None else ():
-            if (head := stored.read(name)) is not None:
-                return head
+        stored: StoredTensors | None = getattr(self.model, "stored_tensors", None)
+        if stored is not None:
+            for name in _HEADS:
+                if (head := stored.read(name)) is not None:
+                    return head
         if getattr(self.config, "tie_word_embeddings", False):
             weight: Tensor = self.model.get_input_embeddings().weight.detach().float()
             return weight

@@ -17,7 +17,7 @@ import numpy as np
 from headcode.analysis.kinds import KINDS, token_kinds
 from headcode.analysis.lens.models import LensModel
 from headcode.analysis.lens.reading import Text
-from headcode.analysis.lens.sentences import RELATIONS, build, last_tokens
+from headcode.analysis.lens.sentences import RELATIONS, build, last_tokens, minimal_pair
 
 PAIRS_OF_A_CLASS = 800
 FEWEST_PAIRS, FEWEST_TEXTS = 20, 8
@@ -40,6 +40,8 @@ class Question:
     key: np.ndarray
     label: np.ndarray
     group: np.ndarray
+    example: str = ""
+    """Of a relation: a minimal pair."""
 
     def __len__(self) -> int:
         return len(self.label)
@@ -72,7 +74,8 @@ def ask_of_passages(texts: Sequence[Text], causal: bool, seed: int) -> tuple[lis
             "kind of the query": (KINDS, lambda text: np.broadcast_to(_kinds(text)[:, None], (text.length,) * 2)),
             "relative position": (OFFSETS, lambda text: _offsets(text.length)),
         }
-    questions, reasons = [], {}
+    questions: list[Question] = []
+    reasons = {}
     for name, (classes, labels) in labellers.items():
         grids = [labels(text) for text in texts]
         label = np.concatenate([grid[q, k] for grid, (q, k) in zip(grids, pairs, strict=True)])
@@ -87,7 +90,9 @@ def ask_of_passages(texts: Sequence[Text], causal: bool, seed: int) -> tuple[lis
     return questions, reasons
 
 
-def ask_of_built(model: LensModel, count: int, first: int, seed: int) -> tuple[list[Text], list[Question], dict[str, str]]:
+def ask_of_built(
+    model: LensModel, count: int, first: int, seed: int
+) -> tuple[list[Text], list[Question], dict[str, str]]:
     """The relations, with their sentences, which are numbered from `first`."""
     texts: list[Text] = []
     questions, reasons = [], {}
@@ -99,13 +104,16 @@ def ask_of_built(model: LensModel, count: int, first: int, seed: int) -> tuple[l
                 continue
             ids, ends = read
             names = model.token_names(ids)
-            rows.append((first + len(texts), ends[sentence.query], ends[sentence.key], sentence.related, sentence.group))
+            rows.append(
+                (first + len(texts), ends[sentence.query], ends[sentence.key], sentence.related, sentence.group)
+            )
             texts.append(Text(ids, names, token_kinds(names, model.specials)))
         if len(rows) < FEWEST_PAIRS:
             reasons[title] = "the tokenizer does not keep the words of the built sentences apart"
             continue
         number, query, key, label, group = np.array(rows).T
-        questions.append(Question(title, ["unrelated", "related"], number, query, key, label, group))
+        classes = ["unrelated", "related"]
+        questions.append(Question(title, classes, number, query, key, label, group, minimal_pair(relation, seed)))
     return texts, questions, reasons
 
 

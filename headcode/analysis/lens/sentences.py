@@ -1,14 +1,16 @@
 """Sentences whose syntax is known because they are built: minimal pairs for four relations.
 
-The two words that are compared stand at the same positions in both sentences of a pair, and (but for "same word") they
-are the same words; in the first sentence they are related, in the second they are not.
+The two words that are compared stand at the same positions in both sentences of a pair, which are equally long, and
+(but for "same word") they are the same words; in the first sentence they are related, in the second they are not. For
+"subject" and "bracket" all other words are the same too, in another order; for the other two the untrained control says
+what these other words give away.
 
     subject       now the dog near the king slept .        slept → dog: its subject
                   near the dog now the king slept .        slept → dog: in the phrase before
     determiner    the old quiet dogs slept .               dogs → the: theirs
                   the king saw dogs today .                dogs → the: the king's
-    bracket       ( the dog saw ) today .                  ) → (: its partner
-                  ( the ( dog ) ) today .                  ) → (: the other's partner
+    bracket       ( the dog slept ) ( now ) .              first ) → first (: its partner
+                  ( the ( dog ) slept ) now .              first ) → first (: the partner of the other )
     same word     the dog saw the dog today .              dog → dog: the same word
                   the king saw the dog today .             dog → king: another
 """
@@ -52,8 +54,8 @@ def build(relation: str, count: int, seed: int = 0) -> list[Built]:
 
     >>> for sentence in build("subject", 1):
     ...     print(" ".join(sentence.words), sentence.words[sentence.query], sentence.words[sentence.key])
-    yesterday the man with the bird laughed . laughed man
-    with the man yesterday the bird laughed . laughed man
+    now the doctor near the man left . left doctor
+    near the doctor now the man left . left doctor
     """
     rng = np.random.default_rng([seed, list(RELATIONS).index(relation)])
     built = []
@@ -69,14 +71,26 @@ def build(relation: str, count: int, seed: int = 0) -> list[Built]:
             related, query, key = f"the {first} {next_} {plural} {verb} .", 3, 0
             unrelated = f"the {second} {seeing} {plural} {time} ."
         elif relation == "bracket":
-            related, query, key = f"( the {noun} {seeing} ) {time} .", 4, 0
-            unrelated = f"( the ( {noun} ) ) {time} ."
+            related, query, key = f"( the {noun} {verb} ) ( {time} ) .", 4, 0
+            unrelated = f"( the ( {noun} ) {verb} ) {time} ."
         else:
             related, query, key = f"the {noun} {seeing} the {noun} {time} .", 4, 1
             unrelated = f"the {second} {seeing} the {noun} {time} ."
         for text, is_related in ((related, True), (unrelated, False)):
             built.append(Built(tuple(text.split()), query, key, is_related, group))
     return built
+
+
+def minimal_pair(relation: str, seed: int = 0) -> str:
+    """The first minimal pair in words.
+
+    >>> minimal_pair("bracket")
+    ') → ( in “( the dog fell ) ( then ) .” and not in “( the ( dog ) fell ) then .”'
+    """
+    related, unrelated = build(relation, 1, seed)
+    pair, other = (f"{each.words[each.query]} → {each.words[each.key]}" for each in (related, unrelated))
+    against = "not in" if pair == other else f"not {other} in"
+    return f"{pair} in “{' '.join(related.words)}” and {against} “{' '.join(unrelated.words)}”"
 
 
 def last_tokens(model: LensModel, words: tuple[str, ...]) -> tuple[list[int], list[int]] | None:

@@ -8,8 +8,9 @@ root, since attention weights are heavy-tailed. Three controls get the same deco
     untrained          codes of the same configuration before any training: what tokens and positions give by themselves
     labels shuffled    nothing to be found
 
-Intervals come from resampling whole texts. They are made wider, so that all comparisons of a page hold together with
-95 % (Bonferroni). A class is told **clearly** if the codes are ahead of all three controls in this sense.
+Intervals come from resampling whole texts (where that finds no spread at all, from one text in error). They are made
+wider, so that all comparisons of a page hold together with 95 % (Bonferroni). Classes are told **clearly** if the codes
+are ahead of all three controls in this sense.
 """
 
 import dataclasses
@@ -23,6 +24,8 @@ from headcode.analysis.lens.questions import Question
 
 CONTROLS = ("heads shuffled", "untrained", "labels shuffled")
 FOLDS = 4
+SHUFFLES = 8
+"""Of the labels: a single one would be a noisy zero."""
 RESAMPLES = 1000
 _SHRINKAGE = 1e-4
 
@@ -36,6 +39,10 @@ class Answers:
     def skill(self) -> float:
         return float(_skill(self.counts.sum(0)[None])[0])
 
+    def error(self, drawn: np.ndarray) -> float:
+        """The standard error of skills that were resampled; without any spread, what one group in error would make."""
+        return float(drawn.std()) or 1 / len(self.counts)
+
     def resampled(self, seed: int) -> np.ndarray:
         """(RESAMPLES,) skills of groups drawn anew; equal seeds draw the same groups."""
         groups = len(self.counts)
@@ -43,8 +50,11 @@ class Answers:
         return _skill(np.tensordot(drawn, self.counts, 1))
 
 
-def answer(features: np.ndarray, question: Question, seed: int, shuffle_labels: bool = False) -> Answers:
-    """Guess the class of every pair by a decoder that was fitted on other groups."""
+def answer(features: np.ndarray, question: Question, seed: int, shuffles: int = 0) -> Answers:
+    """Guess the class of every pair by a decoder that was fitted on other groups.
+
+    With `shuffles`, the labels are shuffled that many times, and all answers counted.
+    """
     try:
         from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
     except ModuleNotFoundError:
@@ -52,18 +62,20 @@ def answer(features: np.ndarray, question: Question, seed: int, shuffle_labels: 
     rng = np.random.default_rng(seed)
     groups, group = np.unique(question.group, return_inverse=True)
     fold = rng.permutation(np.arange(len(groups)) % FOLDS)[group]
-    label = rng.permutation(question.label) if shuffle_labels else question.label
     count = len(question.classes)
     counts = np.zeros((len(groups), count, count))
     features = np.sign(features) * np.sqrt(np.abs(features))
+    labels = [rng.permutation(question.label) for _ in range(shuffles)] or [question.label]
     for held in range(FOLDS):
         fit, test = fold != held, fold == held
         spread = features[fit].std(0)
         scaled = (features - features[fit].mean(0)) / np.where(spread > 0, spread, 1)
-        known = np.unique(label[fit])
-        priors = np.full(len(known), 1 / len(known))
-        decoder = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=_SHRINKAGE, priors=priors)
-        np.add.at(counts, (group[test], label[test], decoder.fit(scaled[fit], label[fit]).predict(scaled[test])), 1)
+        for label in labels:
+            known = np.unique(label[fit])
+            priors = np.full(len(known), 1 / len(known))
+            decoder = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=_SHRINKAGE, priors=priors)
+            guesses = decoder.fit(scaled[fit], label[fit]).predict(scaled[test])
+            np.add.at(counts, (group[test], label[test], guesses), 1)
     return Answers(counts)
 
 
@@ -86,7 +98,7 @@ def separation(
             found = {
                 "codes": answer(codes, question, seed),
                 "heads shuffled": answer(dealt_to_other_heads(codes, seed), question, seed),
-                "labels shuffled": answer(codes, question, seed, shuffle_labels=True),
+                "labels shuffled": answer(codes, question, seed, shuffles=SHUFFLES),
             }
             if before is not None:
                 found["untrained"] = answer(before, question, seed)
@@ -107,12 +119,12 @@ def _judged(found: Mapping[str, Answers], z: float, seed: int) -> dict[str, Any]
     drawn = {name: answers.resampled(seed) for name, answers in found.items()}
     skill = {name: answers.skill() for name, answers in found.items()}
     ahead = {
-        name: interval(skill["codes"] - skill[name], float((drawn["codes"] - drawn[name]).std()), z)
-        for name in CONTROLS
-        if name in found
+        name: interval(skill["codes"] - skill[name], answers.error(drawn["codes"] - drawn[name]), z)
+        for name, answers in found.items()
+        if name != "codes"
     }
     return {
-        "skill": interval(skill["codes"], float(drawn["codes"].std()), z),
+        "skill": interval(skill["codes"], found["codes"].error(drawn["codes"]), z),
         "controls": {name: skill[name] for name in ahead},
         "ahead": ahead,
         "clear": all(each["low"] > 0 for each in ahead.values()),

@@ -1,9 +1,9 @@
 """Everything that the lens says about a model, as one JSON object: what `headcode lens` makes its page of.
 
-    result = study_model("all-minilm-folder", open("text.txt").read())
-    result["separation"]       per layer and question: skill, controls, intervals, and whether it is clear
-    result["layers"]           per layer: the check, dimension of the codes, strongest pairs with similar codes
-    result["patching"]         per layer and donor: how far the output moves when codes are taken from it
+result = study_model("all-minilm-folder", open("text.txt").read())
+result["separation"]       per layer and question: skill, controls, intervals, and whether it is clear
+result["layers"]           per layer: the check, dimension of the codes, strongest pairs with similar codes
+result["patching"]         per layer and donor: how far the output moves when codes are taken from it
 """
 
 from collections.abc import Callable, Sequence
@@ -33,8 +33,8 @@ def study_model(
     layers: Sequence[int] | None = None,
     max_texts: int = 64,
     max_tokens: int = 64,
-    built: int = 64,
-    patched: int = 16,
+    built: int = 96,
+    patched: int = 24,
     seed: int = 0,
     progress: Progress = lambda words: None,
 ) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def study_model(
             "passages": num_passages,
             "pairs_of_passages": int(sum(text.length**2 for text in corpus[:num_passages])),
             "built_sentences": len(corpus) - num_passages,
-            "questions": {q.name: {"classes": q.classes, "pairs": len(q)} for q in questions},
+            "questions": {q.name: {"classes": q.classes, "pairs": len(q), "example": q.example} for q in questions},
             "not_asked": not_asked,
             "comparisons": len(rows) * 3,
             "tolerance": TOLERANCE,
@@ -107,9 +107,9 @@ def study_model(
 
 
 def _layer_facts(number: int, seen: Collection, blank: Collection, seed: int) -> dict[str, Any]:
-    z = critical_value(len(seen.features) * 3)
-    before = [own for own, _ in blank.moments.get(number, [])]
-    own, dealt = ([each[side] for each in seen.moments[number]] for side in (0, 1))
+    z = critical_value(len(seen.features) * 4)
+    moments = {name: [each[name] for each in seen.moments[number]] for name in seen.moments[number][0]}
+    moments |= {"unit untrained": [each["unit"] for each in blank.moments[number]]} if number in blank.moments else {}
     pairs = seen.pairs(number)
     facts = seen.facts.get(number, {})
     errors = seen.errors[number]
@@ -118,12 +118,8 @@ def _layer_facts(number: int, seen: Collection, blank: Collection, seed: int) ->
         "error": max(error for error, _ in errors),
         "relative_error": max(relative for _, relative in errors),
         "reproduces": all(relative <= TOLERANCE for _, relative in errors),
-        "dimension": {
-            "codes": dimension(own, z, seed),
-            "heads shuffled": dimension(dealt, z, seed),
-            **({"untrained": dimension(before, z, seed)} if before else {}),
-        },
-        "directions": directions(own),
+        "dimension": {name: dimension(each, z, seed) for name, each in moments.items()},
+        "directions": directions(moments["codes"]),
         "norm": facts.get("norm_mean"),
         "rank": facts.get("rank_mean"),
         "from_kinds": shares_by_kind(seen.sizes_by_kind[number]),
@@ -132,12 +128,14 @@ def _layer_facts(number: int, seen: Collection, blank: Collection, seed: int) ->
     }
 
 
-def _patching(model: LensModel, images: Sequence[Tensor] | None, count: int, seed: int) -> dict[str, Any]:
+def _patching(model: LensModel, images: list[Any] | None, count: int, seed: int) -> dict[str, Any]:
     """Rows of `patch_layers`, the distance without a patch, and words where nothing could be patched."""
     if count < 2:
         return {"rows": [], "why_not": "fewer than two sentences were to be patched"}
+    recipients: list[Any]
+    donors: dict[str, list[Any]]
     if images is not None:
-        recipients, donors = list(images[:count]), {"other image": [*images[1:count], images[0]]}
+        recipients, donors = images[:count], {"other image": [*images[1:count], images[0]]}
     elif not model.has_tokenizer:
         return {"rows": [], "why_not": "the sentences to patch are built from words, which need a tokenizer"}
     else:
@@ -147,10 +145,14 @@ def _patching(model: LensModel, images: Sequence[Tensor] | None, count: int, see
     layers = model.num_layers - len(model.unreadable)
     rows = patch_layers(model, recipients, donors, critical_value(layers * (2 * len(donors) + 1)), seed)
     yardstick = {name: unpatched_distance(model, recipients, texts) for name, texts in donors.items()}
-    examples = {} if images is not None else {
-        "recipient": model.token_names(recipients[0]),
-        **{name: model.token_names(texts[0]) for name, texts in donors.items()},
-    }
+    examples = (
+        {}
+        if images is not None
+        else {
+            "recipient": model.token_names(recipients[0]),
+            **{name: model.token_names(texts[0]) for name, texts in donors.items()},
+        }
+    )
     return {"rows": rows, "unpatched": yardstick, "examples": examples, "median": _median(rows)}
 
 
