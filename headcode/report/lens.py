@@ -189,7 +189,7 @@ def _separation(result: Mapping[str, Any]) -> list[Block]:
             "out at a time. In the table above, cells are tinted where the codes are clearly ahead of every control, "
             "by 0.1 or more. The controls get the same decoder. Heads shuffled: every code's numbers dealt to other "
             "heads, which leaves how large they are and not whose they are. Untrained: the same configuration with "
-            "random weights, which shows what tokens and positions give by themselves. Labels shuffled: nothing to find."
+            "random weights: what tokens and positions give by themselves. Labels shuffled: nothing to find."
         ),
         Heading("What was asked"),
         Points([*classes, *relations, *not_asked]),
