@@ -111,7 +111,7 @@ class Command:
             found = read_npz(self.images)
             if "images" not in found or found["images"].ndim != 4 or found["images"].dtype.kind != "f":
                 raise ValueError(f"{self.images} must have floating `images` of shape (N, channels, height, width).")
-            return self.images.name, torch.from_numpy(found["images"]).float()
+            return self.images.name, torch.tensor(found["images"], dtype=torch.float32)
         assert self.text is not None
         if not is_there(self.text):
             raise ValueError(f"{self.text} does not exist; --text takes a text file.")

@@ -87,7 +87,7 @@ def _heat(result: Mapping[str, Any]) -> Heat:
     layers = list(dict.fromkeys(row["layer"] for row in rows))
     found = {(row["question"], row["layer"]): (row["skill"]["value"], is_told(row)) for row in rows}
     cells = {name: [found.get((name, layer)) for layer in layers] for name in result["card"]["questions"]}
-    return Heat("skill", [f"layer {layer}" for layer in layers], cells)
+    return Heat("skill, by layer", [str(layer) for layer in layers], cells)
 
 
 def _verdict(result: Mapping[str, Any], told: Sequence[Mapping[str, Any]]) -> str:
@@ -235,7 +235,7 @@ def _shared(nearest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _word(texts: Sequence[Sequence[str]], pair: Mapping[str, Any], side: str) -> str:
-    return word_of(texts[pair["text"]][pair[side]])[0]
+    return texts[pair["text"]][pair[side]].lstrip("Ġ▁")
 
 
 def _dimension(result: Mapping[str, Any]) -> list[Block]:
@@ -251,9 +251,7 @@ def _dimension(result: Mapping[str, Any]) -> list[Block]:
                 "heads shuffled": plus_minus(spread["unit shuffled"], 1),
                 "untrained": plus_minus(spread["unit untrained"], 1) if "unit untrained" in spread else "–",
                 "rank of W": "–" if layer["rank"] is None else f"{layer['rank']:.0f}",
-                "adds most from": ", ".join(
-                    f"{kind} {share:.0%}" for kind, share in list(layer["from_kinds"].items())[:2]
-                ),
+                "adds most from": "{} {:.0%}".format(*next(iter(layer["from_kinds"].items()))),
             }
         )
     return [
@@ -262,7 +260,7 @@ def _dimension(result: Mapping[str, Any]) -> list[Block]:
             f"alike in all. Codes differ most in how large they are, so the same is told of codes scaled to length 1, "
             f"beside those with their heads shuffled and untrained ones. 90 % in: directions that hold nine tenths of "
             f"the variance. Rank of W: effective rank of the generated matrices, the exponential of the entropy of "
-            f"their singular values. The last column says which kinds of keys most of what is added comes from."
+            f"their singular values. The last column names the kind of keys that most of what is added comes from, and its share."
         ),
         Table(rows),
     ]

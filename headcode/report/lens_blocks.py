@@ -25,7 +25,7 @@ class Heat:
             for name, cells in self.rows.items()
         )
         return (
-            f'<div class="wide"><table><thead><tr><th>{html.escape(self.corner)}</th>{head}</tr></thead>'
+            f'<div class="wide"><table class="heat"><thead><tr><th>{html.escape(self.corner)}</th>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table></div>"
         )
 

@@ -137,15 +137,15 @@ def test_patching_with_equal_sentences_moves_nothing(tmp_path):
         (layer, donor) for layer in (0, 1) for donor in ("own", "other", HEADS_DEALT)
     ]
     for own, other, dealt in (rows[:3], rows[3:]):
-        assert abs(own["moved"]["value"]) < 1e-9 and other["moved"]["value"] > 1e-6
-        assert dealt["moved"]["value"] > other["moved"]["value"]
+        assert own["moved"] == {"value": 0, "low": 0, "high": 0}
+        assert min(other["moved"]["value"], dealt["moved"]["value"]) > 1e-10
         assert other["more"]["value"] == pytest.approx(other["moved"]["value"] - own["moved"]["value"])
 
 
 def test_a_study_of_a_random_model(tmp_path):
     result = study_model(save_word_model(tmp_path), TEXT, built=12, patched=3)
     card = result["card"]
-    assert (card["passages"], card["built_sentences"], card["heads"]) == (10, 96, 6)
+    assert (card["passages"], card["built_sentences"], card["heads"]) == (9, 96, 6)
     assert set(card["questions"]) >= {"relative position", *RELATIONS.values()}
     assert len(result["separation"]) == 2 * len(card["questions"]) and card["comparisons"] == 6 * len(card["questions"])
     assert [layer["reproduces"] for layer in result["layers"]] == [True, True]
