@@ -149,7 +149,7 @@ def _told_by_patching(result: Mapping[str, Any]) -> list[str]:
     layers = len({row["layer"] for row in patching["rows"]})
     return [
         f"Patching: a layer that works with another sentence's codes ({first}, other words) moves the output by "
-        f"{middle[first]:.3f} in the middle layer of {layers}; the same numbers dealt to other heads by "
+        f"{middle[first]:.3f} (median of {layers} layers); the same numbers dealt to other heads move it by "
         f"{middle[dealt]:.3f}, clearly more in {len(more)} layers. The two sentences' own outputs are "
         f"{patching['unpatched'][first]:.2f} apart."
     ]
@@ -260,7 +260,7 @@ def _dimension(result: Mapping[str, Any]) -> list[Block]:
             f"alike in all. Codes differ most in how large they are, so the same is told of codes scaled to length 1, "
             f"beside those with their heads shuffled and untrained ones. 90 % in: directions that hold nine tenths of "
             f"the variance. Rank of W: effective rank of the generated matrices, the exponential of the entropy of "
-            f"their singular values. The last column names the kind of keys that most of what is added comes from, and its share."
+            f"their singular values. The last column: the kind of keys that adds most, and its share."
         ),
         Table(rows),
     ]

@@ -78,7 +78,9 @@ def test_the_page_says_what_layers_separate_and_escapes_everything(tmp_path):
     text = lens_page(study(), "<em>.txt", tmp_path / "p.html", tmp_path).read_text(encoding="utf-8")
     assert "In 3 of 4 questions to a layer, which cover 2 of 2 kinds" in text
     assert "Colour: layer 1, best in layer 1 (0.90 ± 0.05)." in text and "Size: layers 0 to 1" in text
-    assert "moves the output by 0.010 in the middle layer of 2; the same numbers dealt to other heads by 0.040" in text
+    assert (
+        "moves the output by 0.010 (median of 2 layers); the same numbers dealt to other heads move it by 0.040" in text
+    )
     assert "Layer 1 cannot be read: it is &lt;u&gt;." in text and "Not asked: taste, because no &lt;i&gt;." in text
     for tag in ("<b>", "<i>", "<script>", "<em>", "<s>", "<u>"):
         assert tag not in text
