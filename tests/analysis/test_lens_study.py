@@ -176,7 +176,7 @@ def test_a_study_of_images(tmp_path):
 def test_a_study_of_token_ids(tmp_path):
     ids = np.random.default_rng(0).integers(3, 50, (9, 11)).tolist()
     result = study_model(save_word_model(tmp_path, "gpt2"), ids, built=0, patched=2)
-    assert result["texts"][3][0] == open_model(tmp_path).token_names(ids[3])[0]
+    assert result["texts"][3] == [str(i) for i in ids[3]], "ids need no tokenizer"
     with pytest.raises(ValueError, match="at least one text"):
         study_model(tmp_path, [])
     with pytest.raises(ValueError, match="max_texts must be at least 1"):

@@ -54,7 +54,8 @@ def study_model(
     if built < 0 or patched < 0:
         raise ValueError(f"built and patched must be 0 or more, got {built} and {patched}.")
     progress("opening the model")
-    opened = open_model(model, tokenizer=tokenizer, reads_text=not isinstance(texts, Tensor))
+    in_words = isinstance(texts, str) or any(isinstance(each, str) for each in texts)
+    opened = open_model(model, tokenizer=tokenizer, reads_text=in_words)
     wanted = sorted(opened.check_layers(layers))
     if isinstance(texts, Tensor) != (opened.vocab_size is None):
         sees, given = ("images", "texts") if opened.vocab_size is None else ("texts", "images")
