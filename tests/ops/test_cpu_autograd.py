@@ -39,10 +39,10 @@ def test_opcheck(norm, value_net):
         options = (width == 2, 0.5, norm, value_net, "sum", 0.1 if width == 2 else 0.0, 12345, 2, "cpu")
         needing = [t.clone().requires_grad_() for t in tensors]
         needing_band = None if band is None else band.clone().requires_grad_()
-        torch.library.opcheck(forward_op, (*needing, mask, None, needing_band, *options))
-        out, saved = forward_op(*tensors, mask, None, band, *options)
-        arguments = (torch.randn_like(out), *tensors, mask, None, band, *options, out, saved)
-        torch.library.opcheck(backward_op, (*arguments, False, band is not None))
+        torch.library.opcheck(forward_op, (*needing, mask, None, needing_band, None, *options))
+        out, saved = forward_op(*tensors, mask, None, band, None, *options)
+        arguments = (torch.randn_like(out), *tensors, mask, None, band, None, *options, out, saved)
+        torch.library.opcheck(backward_op, (*arguments, False, band is not None, False))
 
 
 @pytest.mark.slow
