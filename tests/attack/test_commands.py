@@ -67,7 +67,9 @@ def command_of(dice, run):
     name = dice.choice(list(STARTS))
     words = [word.replace("RUN", str(run)) for word in STARTS[name].split()]
     if dice.random() < 0.1:
-        words[dice.randrange(1, len(words)) if len(words) > 1 else 0] = dice.choice(WORDS)
+        place = dice.randrange(1, len(words)) if len(words) > 1 else 0
+        # Two billion instances are work that somebody asked for, and no hang.
+        words[place] = dice.choice(SAFE if words[place - 1].removeprefix("--") in COSTLY else WORDS)
     for flag in dice.sample(FLAGS[name].split(), min(dice.randint(1, 3), len(FLAGS[name].split()))):
         value = dice.choice(SAFE if flag in COSTLY else WORDS)
         words += [f"--{flag}={value}"] if dice.random() < 0.4 else [f"--{flag}", value]
