@@ -88,6 +88,17 @@ def functional_transforms_active() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def onnx_export_active() -> bool:
+    """Whether a model is being exported to ONNX, by either exporter."""
+    import sys
+
+    flags = sys.modules.get("torch.onnx._internal.exporter._flags")  # to import it would load the whole exporter
+    if flags is not None and flags._is_onnx_exporting:
+        return True
+    script = sys.modules.get("torch.onnx._internal.torchscript_exporter._globals")
+    return script is not None and bool(script.GLOBALS.in_onnx_export)
+
+
 def dispatch_modes_active() -> bool:
     """Whether a TorchDispatchMode watches or replaces operations: fake tensors, tracing, functional transforms."""
     import torch

@@ -70,6 +70,7 @@ class _Editor:
             value_net=self.attention.value_net,
             pooling=self.attention.pooling,
             query_offset=call.query_offset,
+            window=call.window,
         )
         visible = visible_pairs(inputs, options)
         return apply_codes(codes, v.to(codes.dtype), options.value_net, options.pooling, visible).to(v.dtype)
