@@ -4,7 +4,7 @@ The first table has the standard deviation of the outputs of one HyperAttention 
 small GPT over bytes, written in plain PyTorch, on the sources of Python's standard library: its loss before the first
 step, without and with a norm before the logits, and on held-out text after the last one.
 
-Example: headcode bench scale --steps 300
+Example: headcode bench scale --steps 200
 """
 
 import dataclasses
@@ -34,17 +34,17 @@ class Scale:
     """Folder for scale.csv."""
     lengths: tuple[int, ...] = LENGTHS
     """Tokens that the layer of the first table sees."""
-    steps: int = 300
+    steps: int = 200
     """Training steps of each GPT; 0 leaves its table with the losses before the first one."""
     seeds: int = 3
     """Trainings of each GPT."""
     rate: float = 1e-3
     """Learning rate."""
-    dim: int = 128
-    """Width of the GPT, with heads of 16 channels."""
-    layers: int = 4
+    dim: int = 64
+    """Width of the GPT, with heads of 8 channels."""
+    layers: int = 3
     """Layers of the GPT."""
-    context: int = 128
+    context: int = 64
     """Its tokens."""
     batch_size: int = 16
     """Sequences in a step."""
@@ -54,8 +54,8 @@ class Scale:
     def run(self) -> None:
         if min(self.seeds, self.layers, self.context, self.batch_size, *self.lengths) < 1 or self.steps < 0:
             raise ValueError("--seeds, --layers, --context, --batch-size and --lengths must be at least 1, --steps 0.")
-        if self.dim < 16 or self.dim % 16:
-            raise ValueError(f"--dim must be a multiple of 16, got {self.dim}.")
+        if self.dim < 8 or self.dim % 8:
+            raise ValueError(f"--dim must be a multiple of 8, got {self.dim}.")
         self.out.mkdir(parents=True, exist_ok=True)
         with torch_threads(self.threads):
             rows = [[*variant, *deviations(*variant, self.lengths)] for variant in VARIANTS]
@@ -101,7 +101,7 @@ class SmallGpt(nn.Module):
         self.embedding, self.positions = nn.Embedding(256, dim), nn.Embedding(context, dim)
         self.attention_norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(layers))
         self.attentions = nn.ModuleList(
-            HyperAttention(dim, dim // 16, method=method, pooling=pooling, causal=True) for _ in range(layers)
+            HyperAttention(dim, dim // 8, method=method, pooling=pooling, causal=True) for _ in range(layers)
         )
         self.feedforwards = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))

@@ -198,14 +198,10 @@ class HyperAttention(nn.Module):
             use: which use of this layer in one pass it is, for models that apply a layer several times.
         """
         if isinstance(query, Tensor) and query.is_nested:
-            others: dict[str, Any] = {
-                "key_padding_mask": key_padding_mask,
-                "mask": mask,
-                "bias": bias,
-                "queries": queries,
-            }
-            others |= {"cache": cache, "return_codes": return_codes or None}
-            return ragged.run_padded(self, query, key, value, others, causal)
+            others: dict[str, Any] = {"key_padding_mask": key_padding_mask, "mask": mask, "bias": bias}
+            others |= {"queries": queries, "cache": cache, "return_codes": return_codes or None}
+            options = {"causal": causal, "dropout_seed": dropout_seed, "query_offset": query_offset}
+            return ragged.run_padded(self, query, key, value, others, **options)
         causal = self.causal if causal is None else causal
         check_attention_inputs(self, query, key, value, key_padding_mask, queries, cache)
         crossing = key is not None or isinstance(cache, ContextCache)

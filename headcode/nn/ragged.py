@@ -10,20 +10,15 @@ from torch import Tensor
 
 
 def run_padded(
-    layer: Any,
-    query: Tensor,
-    key: Tensor | None,
-    value: Tensor | None,
-    others: dict[str, Any],
-    causal: bool | None = None,
+    layer: Any, query: Tensor, key: Tensor | None, value: Tensor | None, others: dict[str, Any], **options: Any
 ) -> Tensor:
-    """An attention layer on nested tokens; `others` are arguments by name that cannot be given with them."""
+    """An attention layer, with options, on nested tokens; `others` are arguments that cannot be given with them."""
     if any(argument is not None for argument in others.values()):
         raise ValueError(f"Nested tensors go without {', '.join(others)}: pad them (torch.nested.to_padded_tensor).")
     padded, padding = pad("query", query)
     context, context_padding = (None, padding) if key is None else pad("key", key)
     values = None if value is None else pad("value", value)[0]
-    out: Tensor = layer(padded, context, values, key_padding_mask=context_padding, causal=causal)
+    out: Tensor = layer(padded, context, values, key_padding_mask=context_padding, **options)
     return unpad(out, padding, query)
 
 

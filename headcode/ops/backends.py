@@ -133,7 +133,8 @@ _announced: set[tuple[str, int]] = set()
 
 def _announce(choice: BackendChoice, level: int = logging.INFO) -> BackendChoice:
     """Logged once per backend and process; silent while torch.compile traces, which cannot log."""
-    if not torch.compiler.is_compiling() and (choice.name, level) not in _announced:
+    silent = torch.compiler.is_compiling() and not onnx_export_active()
+    if not silent and (choice.name, level) not in _announced:
         _announced.add((choice.name, level))
         logger.log(level, "hyper_attention uses the %s backend: %s", choice.name, choice.reason)
     return choice

@@ -286,7 +286,7 @@ def test_mask_bias_and_padding_together(kind, causal):
     """Against the op with everything in one dense bias, and codes captured from the same call."""
     from headcode import attention_codes, capture_codes, hyper_attention
 
-    attention = layer("hyla")
+    attention = layer("hyla", pooling="sum")
     x = tokens()
     generator = torch.Generator().manual_seed(5)
     keep = torch.rand(2, 1, 7, 7, generator=generator) > 0.3

@@ -69,3 +69,19 @@ def test_a_backend_that_was_asked_for_refuses(backend):
     (gradient,) = torch.autograd.grad(hyper_attention(q, k, v, backend=backend).sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative; use backend='reference'"):
         gradient.sum().backward()
+
+
+def test_an_export_to_onnx_has_no_op_of_ours(monkeypatch, caplog):
+    """What ONNX cannot name would end in an error of the exporter; the flag is the one that torch.onnx.export sets."""
+    from torch.onnx._internal.exporter import _flags
+
+    monkeypatch.setattr(backends, "_announced", set())
+    layer, x = HyperAttention(8, 2, causal=True).eval(), torch.randn(2, 5, 8)
+    ours = "headcode.hyper_attention"
+    assert ours in str(torch.export.export(layer, (x,)).graph)
+    monkeypatch.setattr(_flags, "_is_onnx_exporting", True)
+    with caplog.at_level(logging.WARNING, "headcode"):
+        exported = torch.export.export(layer, (x,))
+    assert ours not in str(exported.graph)
+    assert "the only one with a translation to ONNX" in caplog.text
+    torch.testing.assert_close(exported.module()(x), layer(x))
