@@ -89,14 +89,16 @@ def functional_transforms_active() -> bool:
 
 
 def onnx_export_active() -> bool:
-    """Whether a model is being exported to ONNX, by either exporter."""
+    """Whether a model is being exported to ONNX, by either exporter; torch.compile need not ask."""
     import sys
 
-    flags = sys.modules.get("torch.onnx._internal.exporter._flags")  # to import it would load the whole exporter
-    if flags is not None and flags._is_onnx_exporting:
-        return True
-    script = sys.modules.get("torch.onnx._internal.torchscript_exporter._globals")
-    return script is not None and bool(script.GLOBALS.in_onnx_export)
+    import torch
+
+    # To ask torch would load its exporter, which nobody who exports nothing needs.
+    exporters = ("torch.onnx._internal.exporter._flags", "torch.onnx._internal.torchscript_exporter._globals")
+    if torch.compiler.is_dynamo_compiling() or not any(name in sys.modules for name in exporters):
+        return False
+    return torch.onnx.is_in_onnx_export()
 
 
 def dispatch_modes_active() -> bool:
