@@ -41,7 +41,7 @@ class Scale:
     rate: float = 1e-3
     """Learning rate."""
     dim: int = 64
-    """Width of the GPT, with heads of 8 channels."""
+    """Width of the GPT, which has 8 heads."""
     layers: int = 3
     """Layers of the GPT."""
     context: int = 64
@@ -61,7 +61,10 @@ class Scale:
             rows = [[*variant, *deviations(*variant, self.lengths)] for variant in VARIANTS]
             titles = ["method", "pooling", *(f"{length:,} tokens" for length in self.lengths)]
             _print_table(titles, rows)
-            losses = [[*variant, *self._losses(*variant)] for variant in VARIANTS]
+            losses = []
+            for variant in VARIANTS:
+                losses.append([*variant, *self._losses(*variant)])
+                print("  ".join(losses[-1]), flush=True)
             _print_table(["method", "pooling", *LOSSES], losses)
         write_csv(self.out / "scale.csv", [*titles, *LOSSES], [a + b[2:] for a, b in zip(rows, losses, strict=True)])
 
@@ -101,7 +104,7 @@ class SmallGpt(nn.Module):
         self.embedding, self.positions = nn.Embedding(256, dim), nn.Embedding(context, dim)
         self.attention_norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(layers))
         self.attentions = nn.ModuleList(
-            HyperAttention(dim, dim // 8, method=method, pooling=pooling, causal=True) for _ in range(layers)
+            HyperAttention(dim, 8, method=method, pooling=pooling, causal=True) for _ in range(layers)
         )
         self.feedforwards = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
