@@ -225,7 +225,6 @@ def test_bad_construction(options, error, words):
         ((tokens(),), {"queries": slice(9, None)}, ValueError, "at least one of 7 positions"),
         ((tokens(), tokens()), {"queries": slice(1)}, ValueError, "queries is for self-attention"),
         ((tokens(), tokens()), {"cache": KeyValueCache()}, ValueError, "Such a cache is for self-attention"),
-        ((tokens(),), {"cache": KeyValueCache()}, ValueError, "use torch.no_grad"),
     ],
 )
 def test_bad_calls(arguments, options, error, words):

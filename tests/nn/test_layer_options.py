@@ -65,6 +65,14 @@ class TestSharedKeysAndValues:
             torch.testing.assert_close(torch.cat(pieces, 1), attention(x))
         assert cache.keys.shape[1] == cache.values.shape[1] == 2
 
+    def test_gradients_flow_through_the_cache(self):
+        attention, x = HyperAttention(12, 6, num_kv_heads=2, causal=True).double(), tokens(9).requires_grad_()
+        cache, sources = KeyValueCache(), [x, *attention.parameters()]
+        pieces = torch.cat([attention(x[:, a:b], cache=cache) for a, b in [(0, 4), (4, 9)]], 1)
+        expected = torch.autograd.grad(attention(x).sin().sum(), sources)
+        for given, wanted in zip(torch.autograd.grad(pieces.sin().sum(), sources), expected, strict=True):
+            torch.testing.assert_close(given, wanted)
+
     def test_generated_networks_are_the_layer(self):
         attention, x = HyperAttention(12, 6, num_kv_heads=3, pooling="sum").double(), tokens()
         with torch.no_grad():
