@@ -296,7 +296,7 @@ def test_hidden_numbers_beside_matrix_units(value_net):
 def arguments(norm="rms_head", value_net="relu", pooling="sum", requires_grad=True):
     torch.manual_seed(0)
     tensors = [torch.randn(2, 3, 5, 2), torch.randn(2, 3, 7, 2), torch.randn(2, 3, 7, 4)]
-    tensors += [torch.randn(2, 1, 1, 7) > -1, None, torch.randn(3, 11)]
+    tensors += [torch.randn(2, 1, 1, 7) > -1, None, torch.randn(3, 11), None]
     tensors = [t.requires_grad_(requires_grad) if t is not None and t.is_floating_point() else t for t in tensors]
     return (*tensors, True, 0.5, norm, value_net, pooling, 0.1, 12345, 2, None, "triton")
 
@@ -307,7 +307,7 @@ def test_opcheck(norm, value_net):
     plain_arguments = arguments(norm, value_net, requires_grad=False)
     out, saved = forward_op(*plain_arguments)
     for need_band in (True, False):
-        rest = (*plain_arguments, out, saved, False, need_band)
+        rest = (*plain_arguments, out, saved, False, need_band, False)
         torch.library.opcheck(backward_op, (torch.randn_like(out), *rest))
 
 
