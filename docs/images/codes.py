@@ -137,6 +137,9 @@ def make_figures(root):
     figures.head_ablation(named("ablate-sraven-{}.json"), IMAGES / "codes-ablation")
     if (RESULTS / "lens.json").is_file():
         figures.lens_layers(RESULTS / "lens.json", IMAGES / "codes-lens")
+    study = RESULTS.parent / "lens" / "study.json"
+    if study.is_file():
+        figures.lens_patching(json.loads(study.read_text())["patching"]["rows"], study.with_name("patching"))
 
 
 def make_table(root):

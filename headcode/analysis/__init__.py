@@ -14,7 +14,7 @@ from headcode.analysis.codes import capture, choose_pairs, codes_of
 from headcode.analysis.decode import Decoder, Examples, Score, decode, examples, score, write_csv, write_decoding
 from headcode.analysis.files import Arrays, open_arrays
 from headcode.analysis.kinds import cluster_by_kind, token_kinds
-from headcode.analysis.lens import LayerReading, Reading, read_model, summarise
+from headcode.analysis.lens import LayerReading, Reading, open_model, read_model, study_model, summarise
 from headcode.analysis.maps import along_training, likeness, make_map
 from headcode.analysis.patch import patch
 from headcode.analysis.runs import OpenRun, checkpoints_of, open_run
@@ -43,10 +43,12 @@ __all__ = [
     "likeness",
     "make_map",
     "open_arrays",
+    "open_model",
     "open_run",
     "patch",
     "read_model",
     "score",
+    "study_model",
     "summarise",
     "token_kinds",
     "write_csv",

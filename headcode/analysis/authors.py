@@ -10,7 +10,6 @@ from typing import Any
 
 from headcode.analysis.runs import OpenRun
 from headcode.run import with_task
-from headcode.tasks import FuzzyLogic, SRaven, Task
 
 
 def as_authors(run: OpenRun) -> tuple[OpenRun, dict[str, Any]]:
@@ -24,15 +23,5 @@ def as_authors(run: OpenRun) -> tuple[OpenRun, dict[str, Any]]:
     >>> run.task.permute, pairs
     (False, {'queries': [17], 'keys': [13, 15]})
     """
-    task = run.task
-    if isinstance(task, SRaven):
-        # Puzzles without permutations have the same tokens, so that the model fits them.
-        changed: Task = task.replace(permute=False, aligned=0.0)
-        last = task.sequence_length - 1
-        others = [last - distance * task.num_features for distance in range(task.grid - 1, 0, -1)]
-        pairs: dict[str, Any] = {"queries": [last], "keys": others}
-    elif isinstance(task, FuzzyLogic):
-        changed, pairs = task.replace(inputs="fixed_query"), {"queries": [task.sequence_length - 1], "keys": "self"}
-    else:
-        raise ValueError(f"The paper's authors take no codes on the task {task.name}; leave out the authors' way.")
+    changed, pairs = run.task.as_authors()
     return dataclasses.replace(run, config=with_task(run.config, changed)), pairs

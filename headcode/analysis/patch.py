@@ -91,7 +91,7 @@ def _patched_answers(
             rows, heads = torch.arange(len(token)), run.config.model.num_heads
             order = torch.arange(heads).expand(len(token), -1)
             if control == "shuffled":
-                order = torch.stack([_other_heads(heads, generator) for _ in rows])
+                order = torch.stack([other_heads(heads, generator) for _ in rows])
             given = {layer: codes[rows[:, None], order, token[:, None]] for layer, codes in donated.items()}
             with edit_codes(run.model, _swap(given, places[token], keys, run.task.sequence_length), layers=layers):
                 output = _outputs(run, recipient)
@@ -99,7 +99,7 @@ def _patched_answers(
     return torch.cat(outputs)
 
 
-def _other_heads(count: int, generator: torch.Generator) -> Tensor:
+def other_heads(count: int, generator: torch.Generator) -> Tensor:
     """A random order of the heads in which none keeps its place: one cycle through all of them."""
     cycle = torch.randperm(count, generator=generator)
     order = torch.empty_like(cycle)

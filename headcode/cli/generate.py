@@ -4,7 +4,6 @@ Example: headcode generate runs/lm-small-hyla-seed0 --prompt "def main(" --tempe
 """
 
 import dataclasses
-import hashlib
 import sys
 import warnings
 from pathlib import Path
@@ -16,10 +15,9 @@ from headcode.cli._training import Switch, print_json, say_warning
 from headcode.nn import Transformer
 from headcode.nn.config import can_recur
 from headcode.nn.generation import generate
-from headcode.run import RunConfig
-from headcode.tasks.language.tokenizer import TextStream, Tokenizer, read_tokenizer
+from headcode.tasks.language.tokenizer import TextStream, Tokenizer
 from headcode.train.checkpoint import choose_checkpoint, load_from
-from headcode.train.folder import read_run_config
+from headcode.train.folder import read_run_config, tokenizer_of
 from headcode.train.runtime import find_device, numerics
 
 
@@ -101,19 +99,6 @@ class Command:
             print_json({**facts, "ended": len(given) < self.max_tokens, "recurrent": recurrent})
         else:
             print()
-
-
-def tokenizer_of(run: Path, config: RunConfig, given: Path | None = None) -> Tokenizer:
-    """The tokenizer that a run was trained with, and no other."""
-    task: Any = config.task
-    path = run / "tokenizer.json" if given is None else given
-    tokenizer = read_tokenizer(path, task.tokenizer)
-    if hashlib.sha256(tokenizer.content).hexdigest() != task.tokenizer_hash:
-        raise ValueError(
-            f"{path} is not the tokenizer that {run} was trained with ({tokenizer.vocab_size} tokens, the model has "
-            f"{task.vocab_size}): its numbers would mean other text."
-        )
-    return tokenizer
 
 
 def tokens_of(prompt: str, tokenizer: Tokenizer) -> list[int]:

@@ -324,10 +324,10 @@ CLAIMS = (
     Claim(
         "Discussion",
         "whether the codes of pretrained models are structured is open",
-        ours="the lens reads them: in a small sentence encoder kinds of tokens explain 0.03 to 0.39 of the codes' "
-        "variance by layer (0.01 to 0.03 with kinds dealt out at random)",
-        word="not tested",
-        page="codes.md#the-lens",
+        ours="one small sentence encoder (all-MiniLM): its codes tell position, kinds of words and syntactic relations "
+        "better than shuffled heads, untrained weights and shuffled labels in 34 of 42 tests",
+        word="holds here",
+        page="results/lens.md",
         command="headcode lens MODEL --text FILE",
     ),
     Claim(

@@ -14,13 +14,15 @@ class Lens:
     """A pretrained model, opened once; sentences are read with it and the last few kept."""
 
     def __init__(self, path: str | Path) -> None:
-        from headcode.interop.huggingface import load_pretrained
+        from headcode.analysis.lens import open_model
+        from headcode.interop.huggingface import quiet_loading
 
-        _quiet_loading()
-        self.model, self.tokenizer = load_pretrained(path)
+        quiet_loading()
+        self.model = open_model(path)
+        if not self.model.has_tokenizer:
+            raise ValueError(f"{path} has no tokenizer, and the explorer's lens reads sentences.")
         self.name = "lens/" + (Path(path).name or "model")
-        config: Any = self.model.config
-        self.num_layers = int(config.num_hidden_layers)
+        self.num_layers = self.model.num_layers
         self._readings: dict[str, Any] = {}
         self._lock = threading.Lock()
 
@@ -32,18 +34,8 @@ class Lens:
             if text not in self._readings:
                 if len(self._readings) >= 16:
                     self._readings.pop(next(iter(self._readings)))
-                self._readings[text] = read_model(self.model, text, tokenizer=self.tokenizer, max_tokens=MAX_TOKENS)
+                self._readings[text] = read_model(self.model, text, max_tokens=MAX_TOKENS)
             return self._readings[text]
-
-
-def _quiet_loading() -> None:
-    """Progress bars of the loader say nothing here."""
-    try:
-        from transformers.utils import logging
-    except ModuleNotFoundError:
-        return  # the loader names the extra
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
 
 
 def strongest(matrix: np.ndarray, most: int = PIXELS) -> np.ndarray:

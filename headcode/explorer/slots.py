@@ -173,10 +173,16 @@ def lens_slot(lens: Lens, state: State) -> tuple[Slot, Any, State]:
     pairs_near = [divmod(other, length) for other, _ in near]
     words_near = [[f"{reading.tokens[q]} → {reading.tokens[k]}"] for q, k in pairs_near]
     where = [state.change(query=q, key=k) for q, k in pairs_near]
-    matrix = layer.value_network(state.query, state.key).float().numpy()
+    if layer.is_linear:
+        matrix = layer.value_network(state.query, state.key).float().numpy()
+        small = strongest(matrix)
+        network = figures.networks([small], -(-len(matrix) // len(small)))
+        words = f"W of this pair, {' × '.join(map(str, matrix.shape))}; a pixel is the strongest weight around."
+    else:
+        network = figures.empty(180)
+        words = f"This layer generates two-layer networks ({layer.weights.value_net}), which are not drawn here."
     error = html.Span(f"{layer.error:.0e}", className="nowrap")
     check = ["All generated matrices applied and summed are within ", error, " of the layer's own output."]
-    small = strongest(matrix)
     slot = Slot(
         titles=titles("softmax", lens=True),
         head=head,
@@ -186,7 +192,7 @@ def lens_slot(lens: Lens, state: State) -> tuple[Slot, Any, State]:
         sheet=figures.code_sheet(codes[:, state.query], names, state.key, reading.tokens),
         codes=drawn,
         near=nearest("Nearest codes in this sentence", words_near, near, where),
-        network=figures.networks([small], -(-len(matrix) // len(small))),
-        network_note=f"W of this pair, {' × '.join(map(str, matrix.shape))}; a pixel is the strongest weight around.",
+        network=network,
+        network_note=words,
     )
     return slot, reading, state

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headcode.files import is_there
+from headcode.interop.streaming import stream_layers
 from headcode.nn.plain import affine_map, full_name, own_weight, why_called
 
 Affine = tuple[Tensor, Tensor | None]
@@ -27,11 +28,20 @@ class Architecture:
 
     layers: str
     attention: str
-    """Called with the tokens x; returns a tuple whose second entry is the attention weights (B, H, Tq, Tk)."""
+    """Called with the tokens x; returns a tuple with the attention weights (B, H, Tq, Tk) in it."""
     value: str
     output: str
     """Its output is the layer's attention output, before any residual or norm."""
     read_value: Callable[[nn.Module, Any], Affine] = lambda module, config: read_linear("value", module)
+    weights_entry: int = 1
+    """Which entry of that tuple they are."""
+    called: str = ""
+    """The part of the base model that is called; the model itself unless given."""
+    sees_images: bool = False
+    model_class: str = "AutoModel"
+    """What opens a folder."""
+    predicts: bool = False
+    """Whether it is a language model: each token predicts the next."""
 
 
 def read_linear(name: str, module: nn.Module) -> Affine:
@@ -65,14 +75,24 @@ def _third_of_each_head(module: nn.Module, config: Any) -> Affine:
 
 
 _ENCODER = Architecture("encoder.layer", "attention.self", "attention.self.value", "attention.output.dense")
-_DECODER = Architecture("layers", "self_attn", "self_attn.v_proj", "self_attn.o_proj")
+_DECODER = Architecture("layers", "self_attn", "self_attn.v_proj", "self_attn.o_proj", predicts=True)
 ARCHITECTURES: dict[str, Architecture] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), _ENCODER),
     "distilbert": Architecture("transformer.layer", "attention", "attention.v_lin", "attention.out_lin"),
-    "gpt2": Architecture("h", "attn", "attn.c_attn", "attn.c_proj", _last_third),
+    "gpt2": Architecture("h", "attn", "attn.c_attn", "attn.c_proj", _last_third, predicts=True),
     "gpt_neox": Architecture(
-        "layers", "attention", "attention.query_key_value", "attention.dense", _third_of_each_head
+        "layers", "attention", "attention.query_key_value", "attention.dense", _third_of_each_head, predicts=True
     ),
+    "t5": Architecture(  # its encoder: the decoder and its cross-attention are not read
+        "encoder.block",
+        "layer.0.SelfAttention",
+        "layer.0.SelfAttention.v",
+        "layer.0.SelfAttention.o",
+        weights_entry=2,
+        called="encoder",
+        model_class="T5EncoderModel",
+    ),
+    "vit": Architecture("layers", "attention", "attention.v_proj", "attention.o_proj", sees_images=True),
     **dict.fromkeys(
         (
             "llama",
@@ -96,24 +116,24 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 @dataclasses.dataclass(frozen=True)
 class AttentionWeights:
-    """The linear maps of one layer, by head: what generates its value networks."""
+    """The linear maps of one layer, by head, in float64: what generates its value networks."""
 
     value: Tensor
-    """(H, Dv, dim); grouped heads share theirs."""
+    """(H, Dv, dim); grouped heads share theirs. A gated value net has its gate and its signal in 2 Dv channels."""
     value_bias: Tensor | None
     """(H, Dv)"""
     output: Tensor
     """(H, dim, Dv)"""
     output_bias: Tensor | None
     """(dim,)"""
+    value_net: str = "linear"
 
 
 def architecture_of(config: Any) -> Architecture:
     name = getattr(config, "model_type", None)
     if name not in ARCHITECTURES:
-        raise ValueError(
-            f"The lens cannot read the architecture {name!r}; it reads {', '.join(sorted(ARCHITECTURES))}."
-        )
+        known = ", ".join(sorted((*ARCHITECTURES, "headcode")))
+        raise ValueError(f"The lens cannot read the architecture {name!r}; it reads {known}.")
     return ARCHITECTURES[name]
 
 
@@ -156,7 +176,9 @@ def load_pretrained(name: str | Path, *, tokenizer: bool = True) -> tuple[nn.Mod
     """The base model, in float32 with eager attention, and its tokenizer, from a local folder or by hub name.
 
     Only safetensors weights are read: a folder that has nothing but pickled ones is refused, and code that comes with
-    a model is never run. A folder needs no network, and HF_HUB_OFFLINE=1 keeps to the local cache.
+    a model is never run. A folder needs no network, and HF_HUB_OFFLINE=1 keeps to the local cache. The layers of a
+    folder are read when a forward pass comes to them and dropped behind it (`stream_layers`), wherever the files name
+    the tensors as the model does; a model by hub name, or with other names, is loaded whole.
     """
     transformers = _transformers()
     folder = Path(name).expanduser()
@@ -168,23 +190,58 @@ def load_pretrained(name: str | Path, *, tokenizer: bool = True) -> tuple[nn.Mod
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     options: dict[str, Any] = {"local_files_only": local or offline, "trust_remote_code": False}
     source = str(folder) if local else str(name)
+    missing: list[str] = []
     try:
         config = transformers.AutoConfig.from_pretrained(source, **options)
-        architecture_of(config)
-        how = {"attn_implementation": "eager", "use_safetensors": True, "dtype": torch.float32}
-        model, found = transformers.AutoModel.from_pretrained(
-            source, config=config, output_loading_info=True, **how, **options
-        )
-        words = transformers.AutoTokenizer.from_pretrained(source, **options) if tokenizer else None
+        architecture = architecture_of(config)
+        model = _stream(folder, config, architecture) if local else None
+        if model is None:
+            how = {"attn_implementation": "eager", "use_safetensors": True, "dtype": torch.float32}
+            model, found = getattr(transformers, architecture.model_class).from_pretrained(
+                source, config=config, output_loading_info=True, **how, **options
+            )
+            # What the file lacks is filled with random numbers; only a pooler is no part of attention.
+            missing = sorted(key for key in found["missing_keys"] if not key.startswith("pooler."))
+        reads_text = tokenizer and not architecture.sees_images
+        words = transformers.AutoTokenizer.from_pretrained(source, **options) if reads_text else None
     except ValueError as error:
         raise ValueError(" ".join(str(error).split())[:400]) from None
     except Exception as error:  # transformers raises whatever its many readers do
         first = " ".join(str(error).split())[:300]
         raise ValueError(f"{name} could not be loaded: {first}") from None
-    # What the file lacks is filled with random numbers; only a pooler is no part of attention.
-    if missing := sorted(key for key in found["missing_keys"] if not key.startswith("pooler.")):
+    if missing:
         raise ValueError(f"The weights of {name} lack {len(missing)} tensors of the model, such as {missing[0]}.")
     return model.eval(), words
+
+
+def quiet_loading() -> None:
+    """No progress bars of the loader, which would mix with our output."""
+    try:
+        from transformers.utils import logging
+    except ModuleNotFoundError:
+        return  # the loader names the extra
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a model's folder, of which nothing is run."""
+    try:
+        return _transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises whatever its many readers do
+        first = " ".join(str(error).split())[:300]
+        raise ValueError(f"{folder} has no tokenizer that could be read: {first}") from None
+
+
+def _stream(folder: Path, config: Any, architecture: Architecture) -> nn.Module | None:
+    """The model with its layers streamed from the folder, if that is possible."""
+    if getattr(config, "quantization_config", None) is not None:
+        return None  # only the library knows how to unpack its weights
+    made: Any = getattr(_transformers(), architecture.model_class)
+    make = getattr(made, "from_config", None) or made._from_config
+    return stream_layers(
+        folder, lambda: make(config, attn_implementation="eager", dtype=torch.float32), architecture.layers
+    )
 
 
 def longest_text(model: nn.Module) -> int:

@@ -36,6 +36,7 @@ _KINDS = (KeyValueCache, FastWeightState)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 MOST_TOKENS = 256
 """In one call, of all sequences together: attention of many more is sooner done by the kernels for whole sequences."""
+_ONE = range(1)
 _FEWEST_POSITIONS = 256
 """That a table is made for."""
 
@@ -67,6 +68,18 @@ def decode_compiled(
             cache.compiled = None
             return None
     return step.run(x, kept, padding, cache)
+
+
+def decode_next(model: Transformer, token: int, cache: DecodingCache) -> Tensor | None:
+    """Logits (vocab,) after one further token of one sequence, without gradients; with as little Python as that takes.
+
+    None, with nothing done, unless the kernel served the call before and all is as it was then.
+    """
+    step = cache.compiled
+    if step is None or step.model is not model or _is_watched() or not step.is_current(alone=True):
+        return None
+    logits = step.run_token(token, cache)
+    return None if logits is None else logits.view(-1)
 
 
 def why_decoded_op_by_op(model: Transformer) -> str | None:
@@ -116,12 +129,17 @@ class CompiledDecoding:
         self._tables, self._num_positions = position_tables(model), 0
         self._can_recur = can_recur(model.config)
         self._known: list[Any] = [None] * model.config.num_layers
+        self._token = torch.zeros(1, 1, dtype=torch.int64, device="cpu")
+        self._token_number = self._token.numpy()
 
-    def is_current(self) -> bool:
+    def is_current(self, alone: bool = False) -> bool:
         """Whether the model still has the same parts, untouched, and its weights in the same memory.
 
-        Asked for every token, so most of it is left to functions that are written in C.
+        Asked for every token, so most of it is left to functions that are written in C. Hooks of the model itself count
+        only if nobody calls it, `alone`.
         """
+        if alone and ("forward" in self.model.__dict__ or any(self.model.__dict__[kind] for kind in _HOOKS)):
+            return False
         return (
             self.model.config is self._config
             and not any(self._hooks)
@@ -142,6 +160,11 @@ class CompiledDecoding:
         # Observers are a list that changes in place.
         settings = [(len(observers), *rest) for observers, *rest in map(_SETTINGS, self._attentions)]
         return places, kinds, settings, list(map(_EPSILON, self._norms))
+
+    def run_token(self, token: int, cache: DecodingCache) -> Tensor | None:
+        """`run` for one token of one sequence."""
+        self._token_number[0, 0] = token
+        return self.run(self._token, _ONE, None, cache)
 
     def run(self, x: Tensor, kept: range, padding: Tensor | None, cache: DecodingCache) -> Tensor | None:
         """The logits, with the cache extended; None if the kernel cannot use this cache or padding."""

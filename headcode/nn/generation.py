@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headcode.nn.config import ModelConfig, can_recur
+from headcode.nn.decoding import decode_next
 from headcode.nn.transformer import Transformer
 
 BOUNDED_POSITIONS = ("relative", "learned", "relative_learned")
@@ -67,20 +68,20 @@ def _tokens(model, prompt, max_tokens, pick, end_token, past, device):  # type: 
     tokens = [int(token) for token in prompt]
     limit = longest_sequence(model.config)
     count = max_tokens if limit is None else min(max_tokens, limit - len(tokens))
-    new = tokens
     training = model.training
     if any(part.training for part in model.modules()):
         model.eval()
     try:
-        for _ in range(count):
-            with torch.no_grad():
-                x = torch.tensor([new if past is not None else tokens], device=device)
-                logits = model(x, queries=slice(-1, None), cache=past)[0, -1]
+        for number in range(count):
+            logits = decode_next(model, tokens[-1], past) if number and past is not None else None
+            if logits is None:
+                with torch.no_grad():
+                    x = torch.tensor([tokens[-1:] if number and past is not None else tokens], device=device)
+                    logits = model(x, queries=slice(-1, None), cache=past)[0, -1]
             token = pick(logits)
             if token == end_token:
                 return
             tokens.append(token)
-            new = [token]
             yield token
     finally:
         if training:

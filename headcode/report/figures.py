@@ -307,6 +307,24 @@ def lens_layers(path: str | Path, stem: str | Path) -> list[Path]:
         return save(figure, stem)
 
 
+def lens_patching(rows: Sequence[Mapping[str, Any]], stem: str | Path) -> list[Path]:
+    """How far a pretrained model's output moves when one layer works with another sentence's codes, by donor."""
+    with canvas(PAGE_WIDTH, 2.4) as (figure, axes):
+        for index, donor in enumerate(dict.fromkeys(row["donor"] for row in rows)):
+            mine = [row for row in rows if row["donor"] == donor]
+            layers = [row["layer"] for row in mine]
+            moved = np.array([row["moved"]["value"] for row in mine])
+            error = np.array([row["moved"]["high"] for row in mine]) - moved
+            # On a scale of powers of ten, an interval that reaches 0 would have no end.
+            down = np.minimum(error, 0.9 * moved)
+            axes.errorbar(
+                layers, moved, [down, error], label=donor, color=PALETTE[index], marker=MARKERS[index], capsize=2
+            )
+        axes.set(xlabel="patched layer", ylabel="output moved", xticks=layers, yscale="log")
+        legend_below(figure)
+        return save(figure, stem)
+
+
 def _task_of(arrays: Arrays) -> type[Task]:
     """The task of a file's card, for the names of its classes; files may come from elsewhere."""
     return TASKS.get(str(arrays.card.get("task")), Task)

@@ -14,7 +14,7 @@ import math
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from headcode.files import is_number, replace_file
 from headcode.version import __version__
@@ -94,7 +94,31 @@ class Figure:
         return f'<figure><div class="wide">{picture}</div><figcaption>{words}</figcaption></figure>'
 
 
-Block = Text | Heading | Preformatted | Table | Figure
+@dataclasses.dataclass(frozen=True)
+class Points:
+    """A list of sentences."""
+
+    sentences: Sequence[str]
+
+    def html(self) -> str:
+        return "<ul>" + "".join(f"<li>{html.escape(words)}</li>" for words in self.sentences) + "</ul>"
+
+
+class Block(Protocol):
+    """Anything that can stand in a section."""
+
+    def html(self) -> str: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Folded:
+    """A block that is shown when its summary is clicked, and on paper."""
+
+    summary: str
+    block: Block
+
+    def html(self) -> str:
+        return f"<details><summary>{html.escape(self.summary)}</summary>{self.block.html()}</details>"
 
 
 class Page:

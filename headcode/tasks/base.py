@@ -299,6 +299,10 @@ class Task(Config):
         """What the dots of a map of one query's codes can be coloured by, beside `correct`."""
         return {}
 
+    def as_authors(self) -> tuple["Task", dict[str, Any]]:
+        """A task with the same tokens whose codes the paper's authors take, and of which queries and keys."""
+        raise ValueError(f"The paper's authors take no codes on the task {self.name}; leave out the authors' way.")
+
     def patch_pairs(
         self, split: str, size: int, seed: int, outputs: Outputs
     ) -> Iterator[tuple[str, dict[str, Tensor]]]:

@@ -316,6 +316,9 @@ class FuzzyLogic(Task):
             "composition": np.asarray(codes["composition"]),
         }
 
+    def as_authors(self) -> tuple[Task, dict[str, Any]]:
+        return self.replace(inputs="fixed_query"), {"queries": [self.sequence_length - 1], "keys": "self"}
+
     def patch_pairs(
         self, split: str, size: int, seed: int, outputs: Outputs
     ) -> Iterator[tuple[str, dict[str, Tensor]]]:

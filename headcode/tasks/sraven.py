@@ -333,11 +333,7 @@ class SRaven(Task):
                 f"got shape {tuple(prediction.shape)}."
             )
         right = (guess == y) | (y == NOT_ASKED)
-        return {
-            "count": float(len(y)),
-            "all_right": float(right.all(dim=1).sum()),
-            "features_right": float(right.sum()),
-        }
+        return {"count": float(len(y)), "all_right": float(right.all(1).sum()), "features_right": float(right.sum())}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """`accuracy`: all features right; `feature_accuracy`: the mean over features."""
@@ -378,6 +374,11 @@ class SRaven(Task):
         yield "rule_changed", pairs.rewritten(self, split, size, seed, outputs)
         for kind in ("other_rule", "same_rule"):
             yield kind, pairs.sampled(self, split, size, kind, seed, outputs)
+
+    def as_authors(self) -> tuple[Task, dict[str, Any]]:
+        last = self.sequence_length - 1
+        others = [last - distance * self.num_features for distance in range(self.grid - 1, 0, -1)]
+        return self.replace(permute=False, aligned=0.0), {"queries": [last], "keys": others}
 
     def as_text(self, batch: Batch, answer: bool = False, colour: bool = False) -> str:
         from headcode.tasks import render

@@ -27,6 +27,7 @@ from headcode.files import (
     to_json,
 )
 from headcode.run import RunConfig
+from headcode.tasks.language.tokenizer import Tokenizer, read_tokenizer
 from headcode.train.checkpoint import (
     RUN_CONFIG_FILE,
     find_run,
@@ -38,6 +39,7 @@ from headcode.train.records import is_record, is_start, is_timing
 
 ENVIRONMENT_FILE = "environment.json"
 METRICS_FILE = "metrics.jsonl"
+TOKENIZER_FILE = "tokenizer.json"
 TIMING_FILE = "timing.jsonl"
 LOCK_FILE = ".lock"
 
@@ -151,6 +153,19 @@ def read_run_config(path: str | Path) -> RunConfig:
         raise ValueError(f"{path / RUN_CONFIG_FILE} is not a valid run configuration: {error}") from None
     config.task.read_run_files(path)
     return config
+
+
+def tokenizer_of(run: Path, config: RunConfig, given: Path | None = None) -> Tokenizer:
+    """The tokenizer that a run was trained with, and no other."""
+    task: Any = config.task
+    path = run / TOKENIZER_FILE if given is None else given
+    tokenizer = read_tokenizer(path, task.tokenizer)
+    if tokenizer.sha256 != task.tokenizer_hash:
+        raise ValueError(
+            f"{path} is not the tokenizer that {run} was trained with ({tokenizer.vocab_size} tokens, the model has "
+            f"{task.vocab_size}): its numbers would mean other text."
+        )
+    return tokenizer
 
 
 def read_environments(path: Path) -> list[dict[str, Any]]:

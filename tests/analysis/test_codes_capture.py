@@ -72,11 +72,11 @@ def test_residual_stream_is_the_block_output(make_run, tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_and_backend(make_run, tmp_path, method, backend):
     run = open_run(make_run("logic"), "untrained")
-    model = type(run.model)(run.config.model.replace(method=method, backend=backend)).eval()
-    model.load_state_dict(run.model.state_dict())
-    other = type(run)(run.path, run.config, model, 0)
     reference = type(run.model)(run.config.model.replace(method=method, backend="reference")).eval()
-    reference.load_state_dict(run.model.state_dict())
+    reference.load_state_dict({**reference.state_dict(), **run.model.state_dict()})  # `hyla_deeper` has more
+    model = type(run.model)(run.config.model.replace(method=method, backend=backend)).eval()
+    model.load_state_dict(reference.state_dict())
+    other = type(run)(run.path, run.config, model, 0)
     _, codes, _ = direct(type(run)(run.path, run.config, reference, 0), "iid", 5)
     read = capture(other, "iid", tmp_path / "c.npz", size=5, keys="all")
     for layer in (0, 1):

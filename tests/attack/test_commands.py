@@ -33,7 +33,7 @@ FLAGS = {
     "eval": "split checkpoint size batch-size device",
     "codes": "split size start layers queries keys checkpoint inputs batch-size map map-size seed out",
     "decode": "layers keys split inputs checkpoint size seed controls out",
-    "lens": "text layers max-tokens pairs networks seed out",
+    "lens": "text images layers max-texts max-tokens built patched data pairs networks seed out",
     "generate": "prompt max-tokens temperature top-p seed checkpoint tokenizer recurrent device threads",
     "puzzle": "seed held-out num-features num-values grid permute rules aligned blank num-variables num-terms "
     "num-points novel t-norm inputs split instance out variables",

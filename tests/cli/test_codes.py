@@ -97,42 +97,48 @@ def test_mistakes_of_codes_and_decode(run, tmp_path, capsys):
     assert "no 'luck'" in refused(capsys, "decode", run, "--controls", "luck")
 
 
-def test_lens(tmp_path, capsys):
-    transformers = pytest.importorskip("transformers")
-    import tokenizers
+def test_lens(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("transformers")
+    from tests.support.lens import TEXT, save_word_model
 
-    words = {w: i for i, w in enumerate("[UNK] the cat sat on a mat , .".split())}  # noqa: SIM905
-    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
-    plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    folder = tmp_path / "model"
-    transformers.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="[UNK]").save_pretrained(folder)
-    config = transformers.LlamaConfig(
-        hidden_size=24, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, intermediate_size=16,
-        vocab_size=9, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    transformers.LlamaModel(config).save_pretrained(folder)
+    monkeypatch.chdir(tmp_path)
+    folder = save_word_model(tmp_path / "model", "llama", num_key_value_heads=2)
     text = tmp_path / "text.txt"
-    text.write_text("the cat sat on a mat , the mat .")
-    main(["lens", str(folder), "--text", str(text), "--out", str(tmp_path / "o"), "--networks", "3", "1", "-1", "0"])
-    assert "10 tokens, 6 heads" in capsys.readouterr().out
-    found = json.loads((tmp_path / "o" / "lens.json").read_text())
+    text.write_text(TEXT)
+    few = ["--built", "11", "--patched", "2", "--max-texts", "9"]
+    pairs = ["--networks", "3", "1", "-1", "0", "--pairs", "2"]
+    main(["lens", str(folder), "--text", str(text), "--data", "data", "--out", "p.html", *few, *pairs])
+    printed = capsys.readouterr().out
+    assert "6 heads, largest relative error of the reading" in printed and printed.endswith("wrote p.html\n")
+    assert "Layer 1: " in printed and sorted(path.name for path in tmp_path.iterdir()) == [
+        "data", "model", "p.html", "text.txt",
+    ]  # fmt: skip
+    page = (tmp_path / "p.html").read_text()
+    assert "9 sentences (text.txt) and 88 built ones" in page and "verb and its subject" in page
+    found = json.loads((tmp_path / "data" / "lens.json").read_text())
     assert [row["reproduces"] for row in found["rows"]] == [True, True]
-    assert open_arrays(tmp_path / "o" / "codes.npz")["codes_layer_1"].shape == (10, 10, 6)
-    networks = open_arrays(tmp_path / "o" / "networks.npz")
-    assert networks["layer_0"].shape == (2, 24, 24) and networks["pairs"].tolist() == [[3, 1], [9, 0]]
+    length = len(found["card"]["tokens"])
+    assert open_arrays(tmp_path / "data" / "codes.npz")["codes_layer_1"].shape == (length, length, 6)
+    networks = open_arrays(tmp_path / "data" / "networks.npz")
+    assert networks["layer_0"].shape == (2, 24, 24) and networks["pairs"].tolist() == [[3, 1], [length - 1, 0]]
+    study = json.loads((tmp_path / "data" / "study.json").read_text())
+    assert study["card"]["passages"] == 9 and [layer["reproduces"] for layer in study["layers"]] == [True, True]
 
     assert "there is no layer 5" in refused(capsys, "lens", folder, "--text", text, "--layers", "5")
     assert "does not exist" in refused(capsys, "lens", folder, "--text", tmp_path / "none.txt")
     os.mkfifo(tmp_path / "pipe.txt")
     assert "pipe.txt is not a regular file" in refused(capsys, "lens", folder, "--text", tmp_path / "pipe.txt")
     assert "pairs must be 1 or more" in refused(capsys, "lens", folder, "--text", text, "--pairs", "0")
-    assert "query key" in refused(capsys, "lens", folder, "--text", text, "--networks", "1", "--out", tmp_path / "p")
-    main(["lens", str(folder), "--text", str(text), "--out", str(tmp_path / "many"), "--max-tokens", str(10**12)])
-    assert json.loads((tmp_path / "many" / "lens.json").read_text())["card"]["tokens"] == found["card"]["tokens"]
+    assert "--data, which takes a folder" in refused(capsys, "lens", folder, "--text", text, "--networks", "1", "2")
+    assert "ends in .html, got 'o'" in refused(capsys, "lens", folder, "--text", text, "--out", tmp_path / "o")
+    assert "Give --text FILE, or --images FILE" in refused(capsys, "lens", folder)
+    assert "takes an .npz file" in refused(capsys, "lens", folder, "--images", tmp_path / "none.npz")
+    np.savez(tmp_path / "i.npz", images=np.zeros((2, 3, 4, 4)))
+    assert "sees texts, and images were given" in refused(capsys, "lens", folder, "--images", tmp_path / "i.npz")
     with text.open("ab") as file:
         file.truncate(2**30)  # takes no room on disk; only the beginning is read
-    main(["lens", str(folder), "--text", str(text), "--out", str(tmp_path / "long"), "--max-tokens", "9"])
-    assert json.loads((tmp_path / "long" / "lens.json").read_text())["card"]["tokens"] == found["card"]["tokens"][:9]
+    main(["lens", str(folder), "--text", str(text), "--built", "0", "--patched", "0", "--layers", "1", "--json"])
+    assert json.loads(capsys.readouterr().out)["card"]["passages"] >= 9
     text.write_text("the cat")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert "only pickled weights" in refused(capsys, "lens", folder, "--text", text)
@@ -143,3 +149,24 @@ def test_lens(tmp_path, capsys):
     assert "it has no config.json" in refused(capsys, "lens", folder, "--text", text)
     os.mkfifo(folder / "config.json")
     assert "config.json is not a regular file" in refused(capsys, "lens", folder, "--text", text)
+
+
+def test_lens_on_a_run(tmp_path, capsys):
+    """A language model of headcode's by its run folder, and a run of another task refused."""
+    pytest.importorskip("tokenizers")
+    from tests.support.lens import TEXT
+
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text(TEXT * 40)
+    (tmp_path / "t.txt").write_text(TEXT)
+    sizes = "--dim 12 --num-heads 3 --qk-dim 6 --v-dim 6 --mlp-dim 8 --num-layers 2 --context 64 --vocab-size 257"
+    train = f"train lm --text {tmp_path}/text --tokenizer bytes {sizes} --steps 1 --eval-every 0"
+    main([*train.split(), "--out", str(tmp_path / "run")])
+    capsys.readouterr()
+    few = ["--built", "11", "--patched", "2", "--out", str(tmp_path / "p.html")]
+    main(["lens", str(tmp_path / "run"), "--text", str(tmp_path / "t.txt"), *few])
+    assert "3 heads, largest relative error" in capsys.readouterr().out
+    page = (tmp_path / "p.html").read_text()
+    assert "kind of the key" in page and "verb and its subject" in page
+    assert "too few sentences are equally long in this model" in page  # in bytes, words differ in length
+    assert "headcode decode zoo/logic-hyla" in refused(capsys, "lens", "zoo/logic-hyla", "--text", tmp_path / "t.txt")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headcode.nn import transformer as transformer_module
-from headcode.nn.decoding import decode_compiled
+from headcode.nn.decoding import decode_compiled, decode_next
 from headcode.nn.fused import run_fused
 
 
@@ -41,7 +41,14 @@ def compiled(monkeypatch):
         passes.append(logits is not None)
         return logits
 
+    def watched_token(*arguments):
+        logits = decode_next(*arguments)
+        if logits is not None:  # else the model is called
+            passes.append(True)
+        return logits
+
     monkeypatch.setattr(transformer_module, "decode_compiled", watched)
+    monkeypatch.setattr("headcode.nn.generation.decode_next", watched_token)
     return passes
 
 

@@ -38,7 +38,7 @@ BAD = [
     ({"relative_bias": torch.ones(3, 11).double()}, TypeError, "relative_bias must have q's dtype float32"),
     ({"norm": "rms"}, ValueError, "norm must be one of softmax, none, rms_head"),
     ({"norm": None}, ValueError, "norm must be one of softmax, none, rms_head"),
-    ({"value_net": "elu"}, ValueError, "value_net must be one of linear, deep_linear, relu"),
+    ({"value_net": "elu"}, ValueError, "value_net must be one of linear, relu_value, deep_linear, relu"),
     ({"pooling": "min"}, ValueError, "pooling must be one of sum, mean, sqrt, max, got 'min'"),
     ({"backend": "cuda"}, ValueError, "backend must be one of auto"),
     ({"backend": None}, ValueError, "backend must be one of auto"),

@@ -68,8 +68,8 @@ def test_the_models_on_fuzzy_logic_are_the_runs_of_the_results_page(method, tmp_
     assert unpack(line, tmp_path, config)
     assert (folder / "metrics.jsonl").read_bytes() == (tmp_path / "metrics.jsonl").read_bytes()
     final = {r["split"]: r for r in read_metrics(folder) if r["kind"] == "eval"}["compositional"]
-    page = (RECORDS.parents[1] / "results.md").read_text(encoding="utf-8")
-    table = page.split("At rate 3e-3:")[1].split("The authors' code")[0]
+    page = (RECORDS.parent / "learning.md").read_text(encoding="utf-8")
+    table = page.split("At rate 3e-3,")[1].split("At rate 1e-3")[0]
     (row,) = (line for line in table.splitlines() if line.startswith(f"| `{method}` |"))
     seed_0 = row.split("|")[-2].split(",")[0].strip()
     assert seed_0 == f"{final['r2']:.3f}"
