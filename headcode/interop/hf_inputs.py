@@ -24,6 +24,9 @@ class Inputs(NamedTuple):
     """Further ones of every attention layer."""
 
 
+_PLAIN = Inputs(None, None, {})
+
+
 def is_compiling() -> bool:
     """Whether the call is traced, so that nothing may depend on the numbers in a tensor."""
     return torch.compiler.is_compiling() or torch.compiler.is_exporting()
@@ -43,6 +46,8 @@ def read_inputs(
     """For new tokens of `shape` (B, T)."""
     past, length = 0 if cache is None else cache.length, shape[1]
     _check_length(config, past + length)
+    if attention_mask is None and position_ids is None:
+        return _PLAIN
     positions = _positions(config, shape, attention_mask, position_ids, past)
     options: dict[str, Any] = {}
     padding = segments = None

@@ -157,7 +157,8 @@ class HeadcodeModel(HeadcodePreTrainedModel):
         cache = self.find_cache(past_key_values, use_cache, bool(wants_codes) or has_pairs(attention_mask))
         tokens = self._tokens(input_ids, inputs_embeds)
         decoding = None if cache is None else as_decoding_cache(cache, self.config.num_layers)
-        inputs = self.read_inputs(tokens, attention_mask, position_ids, decoding)
+        shape = (tokens.shape[0], tokens.shape[1])
+        inputs = read_inputs(self.transformer.config, shape, attention_mask, position_ids, decoding)
         states: list[Tensor] | None = None if wanted is None or wanted is False else []
         with self._recorded_codes(bool(wants_codes)) as codes:
             hidden = self._run(tokens, inputs, decoding, states, recomputed=not wants_codes)
@@ -192,12 +193,6 @@ class HeadcodeModel(HeadcodePreTrainedModel):
         if past_key_values is not None:
             return past_key_values
         return HeadcodeCache(self, recurrent=False if by_pairs or torch.is_grad_enabled() else None)
-
-    def read_inputs(
-        self, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: DecodingCache | None
-    ) -> Inputs:
-        shape = (tokens.shape[0], tokens.shape[1])
-        return read_inputs(self.transformer.config, shape, attention_mask, position_ids, cache)
 
     def _run(
         self,
