@@ -28,7 +28,6 @@ from transformers import (
 )
 from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.utils import can_return_tuple
 
 from headcode.interop.hf_cache import HeadcodeCache, as_decoding_cache
 from headcode.interop.hf_inputs import ABSOLUTE, has_pairs, read_inputs
@@ -63,7 +62,6 @@ class HeadcodeForCausalLM(HeadcodePreTrainedModel, GenerationMixin):
     def transformer(self) -> Transformer:  # type: ignore[override]
         return self.model.transformer
 
-    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -76,6 +74,7 @@ class HeadcodeForCausalLM(HeadcodePreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: Any = None,
         logits_to_keep: int | Tensor = 0,
+        return_dict: bool | None = None,
         **loss_options: Any,
     ) -> Any:
         """Logits, and with `labels` (the tokens themselves; -100 is left out) the mean loss of the next token.
@@ -97,14 +96,16 @@ class HeadcodeForCausalLM(HeadcodePreTrainedModel, GenerationMixin):
             )
         if found is None:
             arguments = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
-            outputs = self.model(*arguments, output_attentions, output_hidden_states, return_dict=True)
-            logits = self._logits(_kept(outputs.last_hidden_state, logits_to_keep))
-            found = logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions
+            body = self.model(*arguments, output_attentions, output_hidden_states, return_dict=True)
+            logits = self._logits(_kept(body.last_hidden_state, logits_to_keep))
+            found = logits, body.past_key_values, body.hidden_states, body.attentions
         logits, cache, states, codes = found
         loss = None if labels is None else self._loss(logits, labels, **loss_options)
-        return CausalLMOutputWithPast(
+        outputs = CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=cache, hidden_states=states, attentions=codes
         )
+        whole = self.config.return_dict if return_dict is None else return_dict
+        return outputs if whole else outputs.to_tuple()
 
     def _logits_at_once(
         self,
@@ -134,8 +135,10 @@ class HeadcodeForCausalLM(HeadcodePreTrainedModel, GenerationMixin):
             table = transformer._modules["embedding"]._parameters.get("weight")
             if table is None or head._parameters.get("weight") is not table or why_called(head, nn.Linear) is not None:
                 return None
-        cache = model.find_cache(past_key_values, use_cache, has_pairs(attention_mask))
-        decoding = None if cache is None else as_decoding_cache(cache, transformer.config.num_layers)
+        cache = past_key_values
+        if cache is None:
+            cache = model.find_cache(None, use_cache, has_pairs(attention_mask))
+        decoding = as_decoding_cache(cache, transformer.config)
         inputs = read_inputs(transformer.config, input_ids.shape, attention_mask, position_ids, decoding)
         if inputs.options or inputs.positions is not None:
             return None

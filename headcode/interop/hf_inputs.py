@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headcode.nn import DecodingCache, FastWeightState, ModelConfig
-from headcode.nn.generation import longest_sequence
+from headcode.nn.generation import BOUNDED_POSITIONS
 
 ABSOLUTE = ("learned", "sinusoidal", "relative_learned")
 """Kinds of position that are added to tokens; the others only know how far two tokens are apart."""
@@ -38,14 +38,15 @@ def has_pairs(attention_mask: Tensor | None) -> bool:
 
 def read_inputs(
     config: ModelConfig,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     cache: DecodingCache | None,
 ) -> Inputs:
     """For new tokens of `shape` (B, T)."""
     past, length = 0 if cache is None else cache.length, shape[1]
-    _check_length(config, past + length)
+    if config.position in BOUNDED_POSITIONS:
+        _check_length(config, past + length)
     if attention_mask is None and position_ids is None:
         return _PLAIN
     positions = _positions(config, shape, attention_mask, position_ids, past)
@@ -73,10 +74,9 @@ def read_inputs(
 
 
 def _check_length(config: ModelConfig, length: int) -> None:
-    limit = longest_sequence(config)
-    if limit is not None and length > limit:
+    if length > config.max_length:
         raise ValueError(
-            f"This model (position {config.position!r}) has places for {limit} tokens, got {length}; "
+            f"This model (position {config.position!r}) has places for {config.max_length} tokens, got {length}; "
             f"shorten the prompt or max_new_tokens."
         )
 
@@ -108,7 +108,7 @@ def _pair_mask(mask: Tensor, config: ModelConfig) -> Tensor:
 
 
 def _positions(
-    config: ModelConfig, shape: tuple[int, int], mask: Tensor | None, position_ids: Tensor | None, past: int
+    config: ModelConfig, shape: tuple[int, ...], mask: Tensor | None, position_ids: Tensor | None, past: int
 ) -> Tensor | None:
     """position_ids wherever they differ from the order of the tokens and the layers have to know."""
     if position_ids is None or config.position == "none":
@@ -134,7 +134,7 @@ def _counted(position_ids: Tensor, past: int) -> Tensor:
     return places.expand_as(position_ids)
 
 
-def _are_shifted(position_ids: Tensor, mask: Tensor | None, shape: tuple[int, int], past: int) -> bool:
+def _are_shifted(position_ids: Tensor, mask: Tensor | None, shape: tuple[int, ...], past: int) -> bool:
     """Whether all distances between visible tokens are those of their order."""
     if mask is None:
         return past == 0  # every step other than 1 begins another sequence
