@@ -121,7 +121,7 @@ class HeadcodeForCausalLM(HeadcodePreTrainedModel, GenerationMixin):
         Every token of `generate` comes through here, so parts are read from where modules keep them.
         """
         parts: Any = self._modules
-        model, head = parts["model"], parts["lm_head"]
+        model, head = parts["model"], parts.get("lm_head")
         transformer = model._modules["transformer"]
         if (
             not isinstance(input_ids, Tensor)
@@ -131,10 +131,8 @@ class HeadcodeForCausalLM(HeadcodePreTrainedModel, GenerationMixin):
             or why_called(model, HeadcodeModel) is not None
         ):
             return None
-        if head is not None:
-            table = transformer._modules["embedding"]._parameters.get("weight")
-            if table is None or head._parameters.get("weight") is not table or why_called(head, nn.Linear) is not None:
-                return None
+        if head is not None and not _is_the_table(head, transformer):
+            return None
         cache = past_key_values
         if cache is None:
             cache = model.find_cache(None, use_cache, has_pairs(attention_mask))
@@ -151,9 +149,13 @@ class HeadcodeForCausalLM(HeadcodePreTrainedModel, GenerationMixin):
         return logits, cache, None, None
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        if self.lm_head is None:
-            return self.transformer.output_proj(hidden)  # type: ignore[misc]
-        return self.lm_head(hidden / self.transformer.config.logit_divisor)
+        transformer, head = self.transformer, self.lm_head
+        if head is None:
+            return transformer.output_proj(hidden)  # type: ignore[misc]
+        hidden = hidden / transformer.config.logit_divisor
+        if _is_the_table(head, transformer):
+            return hidden @ transformer.token_table(hidden.device).T
+        return head(hidden)
 
     def _loss(self, logits: Tensor, labels: Tensor, **options: Any) -> Tensor:
         if logits.shape[:2] != labels.shape[:2]:
@@ -210,6 +212,16 @@ class HeadcodeForSequenceClassification(GenericForSequenceClassification, Headco
     @property
     def transformer(self) -> Transformer:  # type: ignore[override]
         return self.model.transformer
+
+
+def _is_the_table(head: Any, transformer: Any) -> bool:
+    """Whether the logits are read with the embeddings, which may have an adapter; else `head` must be called."""
+    embedding = transformer._modules["embedding"]
+    table = embedding._parameters.get("weight")
+    if table is None:
+        table = getattr(embedding, "weight", None)  # an adapter shows the table that it changes
+    weight = head._parameters.get("weight")
+    return weight is not None and weight is table and why_called(head, nn.Linear) is None
 
 
 def _kept(hidden: Tensor, kept: int | Tensor) -> Tensor:

@@ -114,7 +114,7 @@ def _positions(
     if position_ids is None or config.position == "none":
         return None
     if position_ids.dim() != 2 or position_ids.shape[0] not in (1, shape[0]) or position_ids.shape[1] != shape[1]:
-        raise ValueError(f"position_ids must be (batch, new tokens) = {shape}, got {tuple(position_ids.shape)}.")
+        raise ValueError(f"position_ids must be (batch, new tokens) = {tuple(shape)}, got {tuple(position_ids.shape)}.")
     if is_compiling():
         if config.position in _BANDED:
             raise ValueError("position_ids of a T5 band cannot be checked in a compiled graph; leave them out.")
