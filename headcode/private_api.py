@@ -88,6 +88,19 @@ def functional_transforms_active() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def onnx_export_active() -> bool:
+    """Whether a model is being exported to ONNX, by either exporter; torch.compile need not ask."""
+    import sys
+
+    import torch
+
+    # To ask torch would load its exporter, which nobody who exports nothing needs.
+    exporters = ("torch.onnx._internal.exporter._flags", "torch.onnx._internal.torchscript_exporter._globals")
+    if torch.compiler.is_dynamo_compiling() or not any(name in sys.modules for name in exporters):
+        return False
+    return torch.onnx.is_in_onnx_export()
+
+
 def dispatch_modes_active() -> bool:
     """Whether a TorchDispatchMode watches or replaces operations: fake tensors, tracing, functional transforms."""
     import torch

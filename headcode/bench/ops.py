@@ -194,7 +194,7 @@ def split(projection: Tensor, shape: Shape) -> list[Tensor]:
     return [part.unflatten(-1, (shape.heads, shape.width)).transpose(1, 2) for part in projection.chunk(3, -1)]
 
 
-def step(shape: Shape, method: str, backend: str) -> Callable[[], None]:
+def step(shape: Shape, method: str, backend: str, causal: bool = False) -> Callable[[], None]:
     """One forward and backward pass; backend `torch` is softmax attention, whatever the method."""
     projection, grad = inputs(shape)
     norm, value_net = METHODS[method].norm, METHODS[method].value_net
@@ -202,9 +202,9 @@ def step(shape: Shape, method: str, backend: str) -> Callable[[], None]:
     def run() -> None:
         q, k, v = split(projection, shape)
         if backend == "torch":
-            out = F.scaled_dot_product_attention(q, k, v)
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
         else:
-            out = hyper_attention(q, k, v, norm=norm, value_net=value_net, backend=backend)
+            out = hyper_attention(q, k, v, causal=causal, norm=norm, value_net=value_net, backend=backend)
         out.backward(grad)
         projection.grad = None
 

@@ -27,7 +27,7 @@ def open_layer(method: str, seed: int) -> Opened:
     """For every query and key of a random layer: the code, the network that it generates, and its contribution."""
     torch.manual_seed(seed)
     dim, heads, length = 16, 8, 6
-    layer = HyperAttention(dim, heads, method=method, v_dim=8 * heads).double()
+    layer = HyperAttention(dim, heads, method=method, v_dim=8 * heads, pooling="sum").double()
     for bias in (layer.value_proj.bias, layer.output_proj.bias):
         torch.nn.init.normal_(bias, std=0.1)
     x = torch.randn(1, length, dim, dtype=torch.float64)

@@ -16,6 +16,12 @@ KINDS = {
         "Ops",
         "Time, ratio and memory of every backend of the op; how cost grows.",
     ),
+    "scale": (
+        "headcode.bench.scale",
+        "Scale",
+        "How large a layer's output is at initialisation, and a small GPT's losses.",
+    ),
+    "widths": ("headcode.bench.widths", "Widths", "The op's cost against torch's softmax, by head width and length."),
     "train": ("headcode.bench.train", "Train", "A training step against plain eager PyTorch, and where its time goes."),
     "lm": ("headcode.bench.lm", "Lm", "Tokens per second of language models against a Hugging Face Llama."),
     "peers": ("headcode.bench.peers", "Peers", "Training steps of ours and of other libraries in one table."),

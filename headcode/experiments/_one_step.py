@@ -34,7 +34,14 @@ def constructed_layer(start: Tensor, rate: float, num_points: int) -> HyperAtten
     """Linear attention whose residual update is one gradient step from the weights `start` (outputs, inputs)."""
     outputs, inputs = start.shape
     layer = HyperAttention(
-        inputs + outputs, 1, method="linear", qk_dim=inputs, v_dim=outputs, bias=False, backend="reference"
+        inputs + outputs,
+        1,
+        method="linear",
+        qk_dim=inputs,
+        v_dim=outputs,
+        bias=False,
+        pooling="sum",
+        backend="reference",
     ).to(start.dtype)
     identity = torch.eye(inputs, dtype=start.dtype)
     with torch.no_grad():
@@ -109,7 +116,7 @@ def train(setting: Setting, seed: int, num_looks: int = 12) -> list[dict[str, fl
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        layer = HyperAttention(setting.num_inputs + 1, 1, method="linear", bias=False)
+        layer = HyperAttention(setting.num_inputs + 1, 1, method="linear", bias=False, pooling="sum")
     optimizer = torch.optim.Adam(layer.parameters(), lr=setting.rate)
     rate = best_rate(setting, seed + 1000)
     test = regressions(setting, setting.test_size, torch.Generator().manual_seed(seed + 2000))

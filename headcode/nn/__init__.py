@@ -1,7 +1,7 @@
 """Layers, the transformer, and the view inside: codes and the networks they generate."""
 
 from headcode.nn.attention import HyperAttention
-from headcode.nn.cache import DecodingCache, FastWeightState, KeyValueCache
+from headcode.nn.cache import ContextCache, DecodingCache, FastWeightState, KeyValueCache
 from headcode.nn.capture import capture_codes
 from headcode.nn.config import ModelConfig
 from headcode.nn.decoding import why_decoded_op_by_op
@@ -12,11 +12,13 @@ from headcode.nn.flops import flops_per_token, forward_flops
 from headcode.nn.fused import why_op_by_op
 from headcode.nn.generation import generate
 from headcode.nn.hypernetwork import ValueNetwork, value_network
+from headcode.nn.multihead import MultiheadHyperAttention
 from headcode.nn.position import RelativeBias
 from headcode.nn.storage import load_model, save_model
 from headcode.nn.transformer import Transformer, TransformerBlock
 
 __all__ = [
+    "ContextCache",
     "DecodingCache",
     "FastWeightState",
     "GeluFeedForward",
@@ -24,6 +26,7 @@ __all__ = [
     "KeyValueCache",
     "MixtureOfExperts",
     "ModelConfig",
+    "MultiheadHyperAttention",
     "RelativeBias",
     "Routing",
     "SwigluFeedForward",

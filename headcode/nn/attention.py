@@ -9,22 +9,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headcode.nn.cache import FastWeightState, KeyValueCache, LayerCache, unchanged_on_error
+from headcode.nn import ragged
+from headcode.nn.cache import ContextCache, FastWeightState, KeyValueCache, LayerCache, unchanged_on_error
 from headcode.nn.checks import (
     BACKEND_NAMES,
-    check_padding,
-    check_queries,
+    check_attention_inputs,
     check_rotary,
     check_sizes,
-    check_tokens,
     resolve_method,
+    resolve_pooling,
     why_not_recurrent,
 )
 from headcode.nn.initialisation import reset_linear, truncated_normal_
-from headcode.nn.plain import are_plain_linears
-from headcode.nn.position import RelativeBias, rotate
-from headcode.ops import POOLINGS, VALUE_NETS, hyper_attention, linear_attention_recurrent
-from headcode.ops.options import check_choice, check_dropout, check_flag, check_pair_terms, check_tensors
+from headcode.nn.plain import apply_together
+from headcode.nn.position import RelativeBias, alibi_band, rotate
+from headcode.ops import VALUE_NETS, attention_codes, hyper_attention, linear_attention_recurrent
+from headcode.ops.options import check_choice, check_dropout, check_flag, check_pair_terms, check_tensors, check_window
+from headcode.ops.reference import DIVISORS
 
 
 class AttentionCall(NamedTuple):
@@ -39,6 +40,8 @@ class AttentionCall(NamedTuple):
     norm: str
     query_offset: int
     """Position of the first query among the keys."""
+    window: int | None
+    """Keys so many positions away from the query, or more, are not seen."""
     cross: bool
     """The queries are another sequence than the keys, with positions of their own."""
     use: int
@@ -46,7 +49,7 @@ class AttentionCall(NamedTuple):
 
     def code_arguments(self) -> dict[str, Any]:
         """What decides the codes beside q and k, as arguments of `hyper_attention` and `attention_codes`."""
-        names = ("mask", "bias", "relative_bias", "causal", "norm", "query_offset")
+        names = ("mask", "bias", "relative_bias", "causal", "norm", "query_offset", "window")
         return {name: getattr(self, name) for name in names}
 
 
@@ -62,16 +65,24 @@ class HyperAttention(nn.Module):
 
     For users of `nn.MultiheadAttention`: batches come first, `key_padding_mask` means the same (True is ignored),
     a boolean `mask` means the opposite (True is kept, as in `scaled_dot_product_attention`), and the result is the
-    output alone; codes come from `capture_codes`.
+    output alone, unless `return_codes` asks for more. `MultiheadHyperAttention` keeps all of that layer's habits.
 
     Args:
         dim: width of the queries' tokens and of the output.
         num_heads: H, the length of the code.
         method: a named (norm, value_net) pair, one of METHODS; `norm` and `value_net` override its parts.
+        pooling: how contributions of keys are combined, one of POOLINGS. Unless given, `sum` for softmax, whose codes
+            sum to 1, and DEFAULT_POOLING for the other norms, so that the output's scale does not grow with the length.
+            The paper's is `sum` for all.
         qk_dim, v_dim: total widths over all heads of queries and keys, and of values; `dim` unless given.
         context_dim: width of the keys' tokens, for cross-attention; `dim` unless given.
-        position: `none`, `relative` (T5 band with `num_buckets` buckets) or `rotary`.
+        value_dim: width of the values' tokens, where these are others than the keys'; `context_dim` unless given.
+        num_kv_heads: so many heads of keys and values, each shared by as many neighbouring heads of queries. Every head
+            keeps its own score, so that a code still has H numbers; what generates the first layer of a value network
+            is the sums of its codes over the heads of each group.
+        position: `none`, `relative` (T5 band with `num_buckets` buckets), `alibi` (a slope for each head) or `rotary`.
         causal: the default of `forward`.
+        window: a query sees the keys that are fewer positions away; with `causal` itself and the window - 1 before it.
         dropout: share of (query, key) pairs dropped while training.
         qk_norm: RMS-normalise queries and keys per head, with learned scales.
         recurrent: compute the `linear` method as a fast-weight programmer, with a (Dk, Dv) state per head and no T×T.
@@ -94,13 +105,16 @@ class HyperAttention(nn.Module):
         method: str = "hyla",
         norm: str | None = None,
         value_net: str | None = None,
-        pooling: str = "sum",
+        pooling: str | None = None,
         qk_dim: int | None = None,
         v_dim: int | None = None,
         context_dim: int | None = None,
+        value_dim: int | None = None,
+        num_kv_heads: int | None = None,
         position: str = "none",
         num_buckets: int | None = None,
         causal: bool = False,
+        window: int | None = None,
         dropout: float = 0.0,
         bias: bool = True,
         qk_norm: bool = False,
@@ -109,28 +123,32 @@ class HyperAttention(nn.Module):
     ) -> None:
         super().__init__()
         qk_dim, v_dim, context_dim = (dim if width is None else width for width in (qk_dim, v_dim, context_dim))
+        value_dim = context_dim if value_dim is None else value_dim
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         sizes = {"dim": dim, "num_heads": num_heads, "qk_dim": qk_dim, "v_dim": v_dim, "context_dim": context_dim}
-        check_sizes(sizes)
+        check_sizes({**sizes, "value_dim": value_dim, "num_kv_heads": num_kv_heads})
         norm, value_net = resolve_method(method, norm, value_net)
-        check_choice("pooling", pooling, POOLINGS)
-        check_choice("position", position, ("none", "relative", "rotary"))
+        pooling = resolve_pooling(pooling, norm)
+        check_choice("position", position, ("none", "relative", "alibi", "rotary"))
+        check_window(window)
         check_choice("backend", backend, BACKEND_NAMES)
         check_dropout("dropout", dropout)
         check_flag("causal", causal)
         if position == "relative" and num_buckets is None:
             raise ValueError("position='relative' needs num_buckets: the longest sequence length is a good choice.")
         check_rotary(position, qk_dim, num_heads)
-        self.dim, self.context_dim, self.v_dim, self.num_heads = dim, context_dim, v_dim, num_heads
+        self.dim, self.context_dim, self.value_dim, self.v_dim = dim, context_dim, value_dim, v_dim
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.norm, self.value_net, self.pooling = norm, value_net, pooling
-        self.causal, self.dropout, self.position = causal, dropout, position
+        self.causal, self.window, self.dropout, self.position = causal, window, dropout, position
         self.recurrent, self.backend = recurrent, backend
-        if recurrent and (reason := why_not_recurrent(norm, value_net, pooling, causal, position, dropout)):
+        if recurrent and (reason := why_not_recurrent(norm, value_net, pooling, causal, position, dropout, window)):
             raise ValueError(f"recurrent=True is not possible: {reason}.")
 
-        value_width = 2 * v_dim if VALUE_NETS[value_net].gated else v_dim
+        value_width = (2 * v_dim if VALUE_NETS[value_net].gated else v_dim) // num_heads * num_kv_heads
         self.query_proj = nn.Linear(dim, qk_dim, bias=bias)
-        self.key_proj = nn.Linear(context_dim, qk_dim, bias=bias)
-        self.value_proj = nn.Linear(context_dim, value_width, bias=bias)
+        self.key_proj = nn.Linear(context_dim, qk_dim // num_heads * num_kv_heads, bias=bias)
+        self.value_proj = nn.Linear(value_dim, value_width, bias=bias)
         self.output_proj = nn.Linear(v_dim, dim, bias=bias)
         width = v_dim // num_heads
         deeper = VALUE_NETS[value_net].middle
@@ -173,63 +191,109 @@ class HyperAttention(nn.Module):
         bias: Tensor | None = None,
         causal: bool | None = None,
         queries: slice | None = None,
-        cache: LayerCache | None = None,
+        cache: LayerCache | ContextCache | None = None,
         dropout_seed: int | None = None,
         query_offset: int | None = None,
+        return_codes: bool = False,
         use: int = 0,
         positions: Tensor | None = None,
-    ) -> Tensor:
-        """(B, Tq, dim) to (B, Tq, dim).
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """(B, Tq, dim) to (B, Tq, dim). Nested tensors, of sequences of different lengths, give nested ones.
 
         Args:
             query: tokens (B, Tq, dim). key: tokens (B, Tk, context_dim), by default `query` (self-attention).
-            value: tokens (B, Tk, context_dim), by default `key`.
+            value: tokens (B, Tk, value_dim), by default `key`.
             key_padding_mask: boolean (B, Tk), True where a key is to be ignored; with a KeyValueCache, for all keys
                 so far.
             mask, bias: as in `hyper_attention`.
             queries: for self-attention, a contiguous range of positions whose outputs alone are computed.
-            cache: keys and values of earlier calls, which this call extends; self-attention only.
+            cache: keys and values of earlier calls: for self-attention those that this call extends (a KeyValueCache
+                or a FastWeightState); for cross-attention a ContextCache, which the first call fills from its key and
+                value, and the others read without being given them.
             dropout_seed: decides which pairs are dropped in training; drawn from torch's generator unless given.
             query_offset: of cross-attention whose two sequences have a common order: the position of the first query
                 among the keys, Tk if it follows the last one. By default the last query stands at the last key.
+            return_codes: give (output, codes), the codes (B, H, Tq, Tk) before dropout; differentiable.
             use: which use of this layer in one pass it is, for models that apply a layer several times.
             positions: of rotary self-attention, the position of each token (B or 1, T); by default they are counted.
         """
+        if isinstance(query, Tensor) and query.is_nested:
+            others: dict[str, Any] = {"key_padding_mask": key_padding_mask, "mask": mask, "bias": bias}
+            others |= {"queries": queries, "cache": cache, "return_codes": return_codes or None, "positions": positions}
+            options = {"causal": causal, "dropout_seed": dropout_seed, "query_offset": query_offset}
+            return ragged.run_padded(self, query, key, value, others, **options)
         causal = self.causal if causal is None else causal
-        self._check_inputs(query, key, value, key_padding_mask, queries, cache)
-        if query_offset is not None and key is None:
+        check_attention_inputs(self, query, key, value, key_padding_mask, queries, cache)
+        crossing = key is not None or isinstance(cache, ContextCache)
+        if query_offset is not None and not crossing:
             raise ValueError("query_offset is for cross-attention; queries of self-attention stand where they stand.")
-        apart = key is not None and query_offset is None
+        if positions is not None and (crossing or self.position != "rotary"):
+            raise ValueError("positions is for self-attention of a layer with position='rotary'.")
+        apart = crossing and query_offset is None
         recurrent = isinstance(cache, FastWeightState) or (self.recurrent and cache is None)
-        if recurrent and (reason := self._why_not_recurrent(key, mask, bias, causal)):
+        if recurrent and (reason := self._why_not_recurrent(key, mask, bias, causal, return_codes)):
             raise ValueError(f"The recurrent form is not possible: {reason}.")
-        q, k, v, start = self._project(query, key, value, queries)
-        past = 0 if cache is None else cache.length
-        if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
-        if query_offset is None:
-            query_offset = past + start if key is None else k.shape[2] - q.shape[2]
-        if self.position == "rotary" and positions is not None:
-            q, k = rotate(q, positions[:, start : start + q.shape[2]]), rotate(k, positions)
-        elif self.position == "rotary":
-            q, k = rotate(q, query_offset), rotate(k, past)
-        q, k = q.to(v.dtype), k.to(v.dtype)
+        past = cache.length if isinstance(cache, (KeyValueCache, FastWeightState)) else 0
         with nullcontext() if cache is None else unchanged_on_error([cache]):
+            q, k, v, start = self._heads(query, key, value, queries, cache)
+            if query_offset is None:
+                query_offset = k.shape[2] - q.shape[2] if crossing else past + start
+            if self.position == "rotary" and positions is not None:
+                q, k = rotate(q, positions[:, start : start + q.shape[2]]), rotate(k, positions)
+            elif self.position == "rotary":
+                q, k = rotate(q, query_offset), rotate(k, past)
+            q, k = q.to(v.dtype), k.to(v.dtype)
             if recurrent:
                 out = self._attend_recurrently(q, k, v, key_padding_mask, start, cache)
             else:
                 if isinstance(cache, KeyValueCache):
                     k, v = cache.append(k, v)
+                k, v = self.shared_by_heads(k, 1), self.shared_by_heads(v, 1)
                 mask, bias = self._pair_terms(mask, bias, q, k)
                 mask = merge_padding(mask, key_padding_mask)
-                band = None
-                if self.relative_bias is not None:
-                    band = self.relative_bias(q.shape[2], k.shape[2], query_offset).to(q.dtype)
-                call = AttentionCall(q, k, mask, bias, band, causal, self.norm, query_offset, apart, use)
+                band = self._band(q, k, query_offset)
+                call = AttentionCall(q, k, mask, bias, band, causal, self.norm, query_offset, self.window, apart, use)
                 for observer in self.observers:
                     observer(call)
                 out = self._attend(call, v, dropout_seed) if self.editor is None else self.editor(call, v)
-        return self.output_proj(out.transpose(1, 2).flatten(2))
+        out = self.output_proj(out.transpose(1, 2).flatten(2))
+        return (out, attention_codes(q, k, **call.code_arguments())) if return_codes else out
+
+    def shared_by_heads(self, t: Tensor, axis: int) -> Tensor:
+        """Keys, values or weights of every head of queries, from those of every head of keys and values."""
+        group = self.num_heads // self.num_kv_heads
+        return t if group == 1 else t.repeat_interleave(group, axis)
+
+    def _heads(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        queries: slice | None,
+        cache: LayerCache | ContextCache | None,
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
+        """`_project`, with queries and keys normalised, and keys and values from the cache of a context."""
+        if not isinstance(cache, ContextCache):
+            q, k, v, start = self._project(query, key, value, queries)
+            return self._normalised(self.query_norm, q), self._normalised(self.key_norm, k), v, start
+        if cache.keys is None or cache.values is None:
+            q, k, v, _ = self._project(query, key, value, None)
+            cache.keys, cache.values = self._normalised(self.key_norm, k), v
+        else:
+            q = self.query_proj(query).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        return self._normalised(self.query_norm, q), cache.keys, cache.values, 0
+
+    @staticmethod
+    def _normalised(norm: nn.Module | None, t: Tensor) -> Tensor:
+        return t if norm is None else norm(t)
+
+    def _band(self, q: Tensor, k: Tensor, query_offset: int) -> Tensor | None:
+        """The relative bias (H, Tq+Tk-1)."""
+        if self.relative_bias is not None:
+            return self.relative_bias(q.shape[2], k.shape[2], query_offset).to(q.dtype)
+        if self.position == "alibi":
+            return alibi_band(self.num_heads, q.shape[2], k.shape[2], query_offset, q.device).to(q.dtype)
+        return None
 
     def _pair_terms(
         self, mask: Tensor | None, bias: Tensor | None, q: Tensor, k: Tensor
@@ -268,30 +332,31 @@ class HyperAttention(nn.Module):
         projections = (self.query_proj, self.key_proj, self.value_proj)
         start = 0
         if key is None and queries is None:
-            joined = _joined(query, projections)
+            joined = apply_together(query, projections)
         else:
             if queries is not None:
                 start, stop, _ = queries.indices(query.shape[1])
             selected = query if queries is None else query[:, start:stop]
             context = query if key is None else key
             if value is None:
-                joined = (self.query_proj(selected), *_joined(context, projections[1:]))
+                joined = (self.query_proj(selected), *apply_together(context, projections[1:]))
             else:
                 joined = (self.query_proj(selected), self.key_proj(context), self.value_proj(value))
-        q, k, v = (t.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for t in joined)
+        counts = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        q, k, v = (t.unflatten(2, (n, -1)).transpose(1, 2) for t, n in zip(joined, counts, strict=True))
         return q, k, v, start
 
     def _why_not_recurrent(
-        self, key: Tensor | None, mask: Tensor | None, bias: Tensor | None, causal: bool
+        self, key: Tensor | None, mask: Tensor | None, bias: Tensor | None, causal: bool, return_codes: bool
     ) -> str | None:
         if key is not None:
             return "the queries of cross-attention are not steps of the keys' sequence; use recurrent=False"
         if mask is not None or bias is not None:
             return "a mask or bias per pair has no finite state; use key_padding_mask"
-        if self.observers or self.editor is not None:
-            return "codes are not formed; capture or edit them with recurrent=False"
+        if self.observers or self.editor is not None or return_codes:
+            return "codes are not formed; capture, edit or return them with recurrent=False"
         dropout = self.dropout if self.training else 0.0
-        return why_not_recurrent(self.norm, self.value_net, self.pooling, causal, self.position, dropout)
+        return why_not_recurrent(self.norm, self.value_net, self.pooling, causal, self.position, dropout, self.window)
 
     def _attend_recurrently(
         self,
@@ -300,8 +365,9 @@ class HyperAttention(nn.Module):
         v: Tensor,
         key_padding_mask: Tensor | None,
         start: int,
-        cache: LayerCache | None,
+        cache: LayerCache | ContextCache | None,
     ) -> Tensor:
+        k, v = self.shared_by_heads(k, 1), self.shared_by_heads(v, 1)
         if key_padding_mask is not None:
             k, v = (t.masked_fill(key_padding_mask[:, None, :, None], 0.0) for t in (k, v))
         read = slice(start, start + q.shape[2])
@@ -309,56 +375,19 @@ class HyperAttention(nn.Module):
             q = F.pad(q, (0, 0, start, k.shape[2] - read.stop))
         state = cache.state if isinstance(cache, FastWeightState) else None
         out, state = linear_attention_recurrent(q, k, v, state=state)
+        if self.pooling in DIVISORS:
+            counted = torch.ones_like(k[:, 0, :, 0]) if key_padding_mask is None else (~key_padding_mask).to(k.dtype)
+            seen = counted.double().cumsum(1)
+            if isinstance(cache, FastWeightState):
+                seen = seen if cache.seen is None else seen + cache.seen[:, None]
+                cache.seen = seen[:, -1]
+            out = out / DIVISORS[self.pooling](seen.clamp(min=1))[:, None, :, None].to(out.dtype)
         if isinstance(cache, FastWeightState):
             cache.state, cache.length = state, cache.length + k.shape[2]
         return out[:, :, read]
 
-    def _check_inputs(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        key_padding_mask: Tensor | None,
-        queries: slice | None,
-        cache: LayerCache | None,
-    ) -> None:
-        check_tokens("query", query, self.dim, self.query_proj)
-        if key is not None:
-            check_tokens("key", key, self.context_dim, self.key_proj)
-        elif self.context_dim != self.dim:
-            widths = f"context_dim {self.context_dim}, dim {self.dim}"
-            raise ValueError(f"This layer is for cross-attention ({widths}): give key.")
-        if value is not None:
-            if key is None:
-                raise ValueError("value was given without key; give both, or neither for self-attention.")
-            check_tokens("value", value, self.context_dim, self.value_proj)
-            if value.shape[:2] != key.shape[:2]:
-                raise ValueError(
-                    f"value must have key's batch and length {tuple(key.shape[:2])}, got {tuple(value.shape)}."
-                )
-        if key is not None and key.shape[0] != query.shape[0]:
-            raise ValueError(f"key must have query's batch of {query.shape[0]}, got {key.shape[0]}.")
-        if queries is not None and key is not None:
-            raise ValueError("queries is for self-attention; for cross-attention slice the query tokens.")
-        check_queries(queries, query.shape[1])
-        if cache is not None and not isinstance(cache, (KeyValueCache, FastWeightState)):
-            raise TypeError(f"cache must be a KeyValueCache or a FastWeightState, got {type(cache).__name__}.")
-        if cache is not None and key is not None:
-            raise ValueError("A cache is for self-attention; the keys of cross-attention do not grow.")
-        past = cache.length if isinstance(cache, KeyValueCache) else 0
-        check_padding(key_padding_mask, query.shape[0], past + (query if key is None else key).shape[1])
-
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, norm={self.norm!r}, value_net={self.value_net!r}, causal={self.causal}"
-
-
-def _joined(x: Tensor, projections: tuple[nn.Linear, ...]) -> tuple[Tensor, ...]:
-    """Several projections of the same tokens, in one matrix product if all are plain Linear layers."""
-    if not are_plain_linears(projections):
-        return tuple([projection(x) for projection in projections])
-    weight = torch.cat([p.weight for p in projections])
-    bias = None if projections[0].bias is None else torch.cat([p.bias for p in projections])
-    return F.linear(x, weight, bias).split([p.out_features for p in projections], -1)
 
 
 def merge_padding(mask: Tensor | None, padding: Tensor | None) -> Tensor | None:

@@ -90,6 +90,8 @@ class FastWeightState:
     def __init__(self) -> None:
         self.length = 0
         self.state: Tensor | None = None
+        self.seen: Tensor | None = None
+        """(B,): how many tokens were no padding, where pooling divides by that."""
 
     @property
     def batch_size(self) -> int | None:
@@ -99,12 +101,44 @@ class FastWeightState:
         """Let sequence i continue the past of sequence index[i]; the batch may become larger or smaller."""
         if self.state is not None:
             self.state = self.state.index_select(0, index.to(self.state.device))
+        if self.seen is not None:
+            self.seen = self.seen.index_select(0, index.to(self.seen.device))
 
-    def snapshot(self) -> tuple[int, Tensor | None]:
-        return self.length, self.state
+    def snapshot(self) -> tuple[int, Tensor | None, Tensor | None]:
+        return self.length, self.state, self.seen
 
-    def restore(self, snapshot: tuple[int, Tensor | None]) -> None:
-        self.length, self.state = snapshot
+    def restore(self, snapshot: tuple[int, Tensor | None, Tensor | None]) -> None:
+        self.length, self.state, self.seen = snapshot
+
+
+class ContextCache:
+    """Keys and values of a context, for cross-attention: computed by the first call, read by all that follow."""
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+        """(B, key and value heads, Tk, D)"""
+        self.values: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """How many tokens the context has; 0 as long as there is none."""
+        return 0 if self.keys is None else self.keys.shape[2]
+
+    @property
+    def batch_size(self) -> int | None:
+        return None if self.keys is None else self.keys.shape[0]
+
+    def reorder(self, index: Tensor) -> None:
+        """Let sequence i attend to the context of sequence index[i]; the batch may become larger or smaller."""
+        if self.keys is not None and self.values is not None:
+            self.keys = self.keys.index_select(0, index.to(self.keys.device))
+            self.values = self.values.index_select(0, index.to(self.values.device))
+
+    def snapshot(self) -> tuple[Tensor | None, Tensor | None]:
+        return self.keys, self.values
+
+    def restore(self, snapshot: tuple[Tensor | None, Tensor | None]) -> None:
+        self.keys, self.values = snapshot
 
 
 LayerCache = KeyValueCache | FastWeightState
@@ -129,7 +163,7 @@ class DecodingCache:
 
 
 @contextmanager
-def unchanged_on_error(caches: Sequence[LayerCache]) -> Iterator[None]:
+def unchanged_on_error(caches: Sequence[LayerCache | ContextCache]) -> Iterator[None]:
     """Restore the caches if the pass inside the `with` fails half-way."""
     before: list[Any] = [cache.snapshot() for cache in caches]
     try:

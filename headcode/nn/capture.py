@@ -99,12 +99,15 @@ def _codes(call: AttentionCall, queries: Positions, keys: Positions) -> Tensor:
         places = torch.arange(num_keys, device=device) - rows[:, None] + num_queries - 1
         dense = call.relative_bias[:, places]  # (H, queries, Tk)
         bias = dense if bias is None else bias + dense
-    if call.causal:
-        past = torch.arange(num_keys, device=device) <= positions[:, None]
+    if call.causal or call.window is not None:
+        apart = positions[:, None] - torch.arange(num_keys, device=device)
+        near = apart >= 0 if call.causal else apart == apart
+        if call.window is not None:
+            near = near & (apart.abs() < call.window)
         if mask is None:
-            mask = past
+            mask = near
         else:
-            mask = mask & past if mask.dtype == torch.bool else mask.masked_fill(~past, float("-inf"))
+            mask = mask & near if mask.dtype == torch.bool else mask.masked_fill(~near, float("-inf"))
     k = call.k
     early = keys is not None and NORMS[call.norm].over != "key"
     if early:

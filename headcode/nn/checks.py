@@ -5,12 +5,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headcode.nn.cache import ContextCache, FastWeightState, KeyValueCache
 from headcode.nn.plain import own_weight
-from headcode.ops import METHODS, NORMS, VALUE_NETS
+from headcode.ops import METHODS, NORMS, POOLINGS, VALUE_NETS
 from headcode.ops.backends import CANDIDATES
 from headcode.ops.options import check_choice
 
 BACKEND_NAMES = ("auto", *CANDIDATES)
+DEFAULT_POOLING = "mean"
+"""Of layers whose codes are not normalised over keys."""
 LARGEST_SIZE = 2**31 - 1
 
 
@@ -23,6 +26,11 @@ def check_sizes(sizes: dict[str, Any]) -> None:
             raise ValueError(f"{name} must be at least 1, got {size}.")
         if size > LARGEST_SIZE:
             raise ValueError(f"{name} must be at most {LARGEST_SIZE}, got {size}.")
+    if sizes["num_heads"] % sizes.get("num_kv_heads", 1):
+        raise ValueError(
+            f"num_heads must be divisible by num_kv_heads, got num_heads={sizes['num_heads']} and "
+            f"num_kv_heads={sizes['num_kv_heads']}."
+        )
     for name in ("qk_dim", "v_dim"):
         if name in sizes and sizes[name] % sizes["num_heads"]:
             raise ValueError(
@@ -130,20 +138,102 @@ def resolve_method(method: str, norm: str | None, value_net: str | None) -> tupl
     return norm, value_net
 
 
+def resolve_pooling(pooling: str | None, norm: str) -> str:
+    """The pooling itself; where none is given, what keeps the scale of a layer's output at any length."""
+    if pooling is None:
+        return "sum" if NORMS[norm].over == "key" else DEFAULT_POOLING
+    check_choice("pooling", pooling, POOLINGS)
+    return pooling
+
+
+def check_attention_inputs(
+    layer: Any,
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    key_padding_mask: Tensor | None,
+    queries: slice | None,
+    cache: Any,
+) -> None:
+    """Of a HyperAttention layer."""
+    check_tokens("query", query, layer.dim, layer.query_proj)
+    num_keys = _check_cache(layer, query, key, queries, cache)
+    if key is not None:
+        check_tokens("key", key, layer.context_dim, layer.key_proj)
+        if key.shape[0] != query.shape[0]:
+            raise ValueError(f"key must have query's batch of {query.shape[0]}, got {key.shape[0]}.")
+        num_keys += key.shape[1]
+    elif not isinstance(cache, ContextCache):
+        if {layer.context_dim, layer.value_dim} != {layer.dim}:
+            widths = f"context_dim {layer.context_dim}, dim {layer.dim}"
+            raise ValueError(f"This layer is for cross-attention ({widths}): give key.")
+        num_keys += query.shape[1]
+    if value is not None:
+        if key is None:
+            raise ValueError("value was given without key; give both, or neither for self-attention.")
+        check_tokens("value", value, layer.value_dim, layer.value_proj)
+        if value.shape[:2] != key.shape[:2]:
+            raise ValueError(
+                f"value must have key's batch and length {tuple(key.shape[:2])}, got {tuple(value.shape)}."
+            )
+    elif key is not None and layer.value_dim != layer.context_dim:
+        widths = f"value_dim {layer.value_dim}, context_dim {layer.context_dim}"
+        raise ValueError(f"This layer has values of their own ({widths}): give value.")
+    if queries is not None and key is not None:
+        raise ValueError("queries is for self-attention; for cross-attention slice the query tokens.")
+    check_queries(queries, query.shape[1])
+    check_padding(key_padding_mask, query.shape[0], num_keys)
+
+
+def _check_cache(layer: Any, query: Tensor, key: Tensor | None, queries: slice | None, cache: Any) -> int:
+    """That this cache can be used so; returns how many keys it has already."""
+    if cache is None:
+        return 0
+    if isinstance(cache, ContextCache):
+        if (key is None) == (cache.keys is None):
+            raise ValueError(
+                "An empty ContextCache needs key, the context that fills it."
+                if key is None
+                else "The ContextCache holds a context already: leave key out, or start a new cache."
+            )
+        if queries is not None:
+            raise ValueError("queries is for self-attention; for cross-attention slice the query tokens.")
+        if cache.batch_size not in (None, query.shape[0]):
+            raise ValueError(f"The cache holds a batch of {cache.batch_size}, got {query.shape[0]}; start a new cache.")
+        return cache.length
+    if not isinstance(cache, (KeyValueCache, FastWeightState)):
+        kinds = "a KeyValueCache, a FastWeightState or a ContextCache"
+        raise TypeError(f"cache must be {kinds}, got {type(cache).__name__}.")
+    if key is not None:
+        raise ValueError(
+            "Such a cache is for self-attention; the keys of cross-attention do not grow: use a ContextCache."
+        )
+    return cache.length if isinstance(cache, KeyValueCache) else 0
+
+
 def why_not_recurrent(
-    norm: str, value_net: str, pooling: str, causal: bool, position: str, dropout: float
+    norm: str,
+    value_net: str,
+    pooling: str,
+    causal: bool,
+    position: str,
+    dropout: float,
+    window: int | None = None,
 ) -> str | None:
     """Why a (Dk, Dv) state per head cannot replace the past keys and values of such a layer; None if it can."""
-    if norm != "none" or value_net != "linear" or pooling != "sum":
+    if norm != "none" or value_net != "linear" or pooling == "max":
         return (
-            "only the method 'linear' (norm 'none', value net 'linear', pooling 'sum') is a sum of outer products, "
-            f"this layer has norm {norm!r}, value net {value_net!r} and pooling {pooling!r}"
+            "only the method 'linear' (norm 'none', value net 'linear', any pooling but 'max') is a sum of outer "
+            f"products, this layer has norm {norm!r}, value net {value_net!r} and pooling {pooling!r}"
         )
+    if window is not None:
+        return "a state forgets no key when it leaves the window; set window=None"
     if not causal:
         return "a state only carries the past; set causal=True"
-    if position == "relative":
+    if position in ("relative", "alibi"):
+        band = "the T5 band" if position == "relative" else "ALiBi"
         return (
-            "the T5 band adds a bias to every (query, key) pair, which no finite state carries; "
+            f"{band} adds a bias to every (query, key) pair, which no finite state carries; "
             "use position 'none' or 'rotary'"
         )
     if dropout > 0:

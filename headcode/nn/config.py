@@ -48,7 +48,7 @@ class ModelConfig(Config):
     value_net: str | None = None
     """Overrides the method's value net."""
     pooling: str = "sum"
-    """Over keys: sum (the paper's), mean or max."""
+    """Over keys: sum (the paper's), mean, sqrt (a sum divided by the root of the number of visible keys) or max."""
     dim: int = 128
     num_layers: int = 2
     num_heads: int = 8

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _SETTINGS = operator.attrgetter(
     *("observers", "editor", "training", "dropout", "causal", "norm", "value_net", "pooling", "position"),
-    *("recurrent", "backend", "num_heads"),
+    *("recurrent", "backend", "num_heads", "num_kv_heads", "window"),
 )
 """Of an attention layer: all that decides what it computes, besides its weights."""
 _EPSILON = operator.attrgetter("eps")

@@ -111,13 +111,14 @@ def _check(model: Transformer) -> tuple[str, str]:
         raise NotServed(f"the kernel has no norm {norm!r} with value net {value_net!r} and pooling {config.pooling!r}")
     if len(model.layers()) != config.num_layers or (model.output_proj is None) != (config.output_dim is None):
         raise NotServed("layers, or the last projection, were taken away or added")
-    expected = (norm, value_net, config.pooling, config.attention_position, config.num_heads, True)
+    heads = config.num_heads
+    expected = (norm, value_net, config.pooling, config.attention_position, heads, heads, None, True)
     for block in model.layers():
         attention = block.attention
         if attention.observers or attention.editor is not None:
             raise NotServed("codes are captured or edited")
         found = (attention.norm, attention.value_net, attention.pooling, attention.position, attention.num_heads)
-        if (*found, attention.causal) != expected:
+        if (*found, attention.num_kv_heads, attention.window, attention.causal) != expected:
             raise NotServed("a layer was changed to another method than the model's")
         if any((part is None) == config.qk_norm for part in (attention.query_norm, attention.key_norm)):
             raise NotServed("norms of queries and keys were taken away or added")

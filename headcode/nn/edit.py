@@ -70,6 +70,7 @@ class _Editor:
             value_net=self.attention.value_net,
             pooling=self.attention.pooling,
             query_offset=call.query_offset,
+            window=call.window,
         )
         visible = visible_pairs(inputs, options)
         inputs = inputs.to(codes.dtype)

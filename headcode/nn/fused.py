@@ -76,12 +76,13 @@ def run_fused(
             dropout=dropout,
             dropout_seed=seed,
             query_offset=first,
+            window=attention.window,
         ),
         differentiable=functools.partial(_run_op_by_op, block, queries, seed, key_padding_mask, products),
     )
     out = fused_block(x.float(), parameters, call)
     # Its kernels leave later tokens out by multiplying with 0, but 0 · NaN is NaN (see `ops.cpu`).
-    masked = attention.causal or key_padding_mask is not None
+    masked = attention.causal or attention.window is not None or key_padding_mask is not None
     return None if masked and out.detach().sum().isnan() else out.to(x.dtype)
 
 
@@ -196,13 +197,16 @@ def _why_unserved(block: TransformerBlock) -> str | None:
         attention.recurrent
         or attention.norm not in cpu.NORM_CODES
         or attention.value_net not in cpu.NET_CODES
-        or attention.pooling != "sum"
+        or attention.pooling == "max"
         or attention.query_norm is not None
+        or attention.num_kv_heads != attention.num_heads
+        or attention.position == "alibi"
     ):
         return (
             f"the kernels have no block with norm {attention.norm!r}, value net {attention.value_net!r}, "
             f"pooling {attention.pooling!r}, position {attention.position!r}, "
-            f"qk_norm {attention.query_norm is not None} and recurrent {attention.recurrent}"
+            f"qk_norm {attention.query_norm is not None}, recurrent {attention.recurrent} and "
+            f"{attention.num_kv_heads} key and value heads for {attention.num_heads}"
         )
     if cpu.NO_KERNELS:
         return "there are no CPU kernels on this machine"

@@ -55,7 +55,8 @@ def value_network(layer: HyperAttention, codes: Tensor) -> ValueNetwork:
 
     Returns:
         Networks with leading axes (B, queries, keys). With `x` (B, keys, context_dim), `value_network(…)(x[:, None])`
-        is each key's contribution; their sum over keys plus `layer.output_proj.bias` is the layer's output.
+        is each key's contribution; their sum over keys, divided as `layer.pooling` says, plus `layer.output_proj.bias`
+        is the layer's output.
 
     Projections that carry adapters (LoRA), hooks or offloaded weights are called on a basis to find their matrices,
     without dropout. One that is no linear map plus a bias, such as a quantised one, is a ValueError.
@@ -64,11 +65,12 @@ def value_network(layer: HyperAttention, codes: Tensor) -> ValueNetwork:
         raise ValueError(
             f"codes must have shape (batch, {layer.num_heads} heads, queries, keys), got {tuple(codes.shape)}."
         )
-    value_weight, value_bias = affine_map("value_proj", layer.value_proj, layer.context_dim)
+    value_weight, value_bias = affine_map("value_proj", layer.value_proj, layer.value_dim)
     output_weight, _ = affine_map("output_proj", layer.output_proj, layer.v_dim)
     codes = codes.movedim(1, -1).to(value_weight.dtype)  # (B, queries, keys, H)
-    value_weight = value_weight.unflatten(0, (layer.num_heads, -1))  # (H, Dv, context_dim)
-    value_bias = None if value_bias is None else value_bias.unflatten(0, (layer.num_heads, -1))
+    value_weight = layer.shared_by_heads(value_weight.unflatten(0, (layer.num_kv_heads, -1)), 0)  # (H, Dv, value_dim)
+    if value_bias is not None:
+        value_bias = layer.shared_by_heads(value_bias.unflatten(0, (layer.num_kv_heads, -1)), 0)
     output_weight = output_weight.unflatten(1, (layer.num_heads, -1)).transpose(0, 1)  # (H, dim, Dv)
     net = VALUE_NETS[layer.value_net]
     if net.on_values is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headcode.private_api import fake_tensor_type, has_global_hooks
@@ -63,6 +64,15 @@ def are_plain_linears(projections: tuple[nn.Module, ...]) -> bool:
             return False
         without_bias += projection._parameters.get("bias") is None
     return without_bias in (0, len(projections))
+
+
+def apply_together(x: Tensor, projections: tuple[nn.Linear, ...]) -> tuple[Tensor, ...]:
+    """Several projections of the same tokens, in one matrix product if all are plain Linear layers."""
+    if not are_plain_linears(projections):
+        return tuple([projection(x) for projection in projections])
+    weight = torch.cat([p.weight for p in projections])
+    bias = None if projections[0].bias is None else torch.cat([p.bias for p in projections])
+    return F.linear(x, weight, bias).split([p.out_features for p in projections], -1)
 
 
 def affine_map(name: str, module: nn.Module, width: int) -> tuple[Tensor, Tensor | None]:

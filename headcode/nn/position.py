@@ -65,6 +65,22 @@ class RelativeBias(nn.Module):
         return self.buckets[distances.clamp(0, self.num_buckets)]
 
 
+def alibi_band(
+    num_heads: int, num_queries: int, num_keys: int, query_offset: int, device: torch.device | None = None
+) -> Tensor:
+    """ALiBi as a band (H, Tq+Tk-1): a head's score loses a slope for every position between query and key.
+
+    The slopes of H heads are 2^(-8/H), 2^(-16/H), …, 2^-8. Query i stands at position `query_offset + i`.
+
+    >>> alibi_band(2, 1, 3, 2).tolist()
+    [[-0.125, -0.0625, -0.0], [-0.0078125, -0.00390625, -0.0]]
+    """
+    last = query_offset + num_queries - 1
+    distances = (torch.arange(max(num_queries + num_keys - 1, 0), device=device) - last).abs()
+    slopes = 2.0 ** (-8 / num_heads * torch.arange(1, num_heads + 1, device=device))
+    return -slopes[:, None] * distances
+
+
 ROTARY_BASE = 10_000.0
 
 

@@ -48,6 +48,7 @@ def hyper_attention(
     dropout_seed: int | None = None,
     query_offset: int | None = None,
     middle: Tensor | None = None,
+    window: int | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Attention as a hypernetwork: (B, H, Tq, Dv).
@@ -67,7 +68,9 @@ def hyper_attention(
         relative_bias: (H, Tq+Tk-1), added to the scores; entry [h, k - q + Tq - 1], q and k counted from 0.
         causal: query i, at position `query_offset + i`, sees the keys up to its own position.
         scale: 1/sqrt(Dk) unless given.
-        norm: one of NORMS. value_net: one of VALUE_NETS. pooling: over keys, `sum`, `mean` or `max`.
+        norm: one of NORMS. value_net: one of VALUE_NETS.
+        pooling: over keys, `sum` (the paper's), `mean`, `sqrt` (the sum divided by the root of the number of keys that
+            the query sees) or `max`.
         dropout: the share of (query, key) pairs whose code is zeroed, the same pairs for every batch entry and head;
             the others are scaled by 1/(1-dropout). A hash of (dropout_seed, position, key) decides, so that every
             backend drops the same pairs. With no seed, one is drawn from torch's global generator.
@@ -75,6 +78,8 @@ def hyper_attention(
             key: Tk - Tq.
         middle: (H, Dv, Dv+1), only for value_net="relu_relu": what each head adds to the generated middle layer, its
             weights (Dv, Dv) and in the last column its bias.
+        window: a query sees the keys that are fewer positions away than this; with `causal` itself and the
+            `window - 1` before it.
         backend: `auto`, `reference`, `chunked`, …; `explain_backend` says what `auto` takes and why.
 
     Example:
@@ -92,6 +97,7 @@ def hyper_attention(
         dropout=dropout,
         dropout_seed=dropout_seed,
         query_offset=query_offset,
+        window=window,
     )
     choice = choose_backend(Problem.of(inputs, options), backend)
     with _without_autocast(q.device.type):
@@ -100,8 +106,9 @@ def hyper_attention(
         from headcode.ops import eager, registration
 
         name = "checked" if choice.name == "triton" and backend == "auto" else choice.name
-        call = eager if eager.is_plain(*inputs) else registration
-        return call.hyper_attention(inputs, options, name)
+        if eager.is_plain(*inputs):
+            return eager.hyper_attention(inputs, options, name, twice_by_reference=backend == "auto")
+        return registration.hyper_attention(inputs, options, name)
 
 
 def attention_codes(
@@ -115,6 +122,7 @@ def attention_codes(
     scale: float | None = None,
     norm: str = "rms_head",
     query_offset: int | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """The codes that `hyper_attention` would use, before dropout: (B, H, Tq, Tk), differentiable.
 
@@ -128,6 +136,7 @@ def attention_codes(
         norm=norm,
         value_net="linear",
         query_offset=query_offset,
+        window=window,
     )
     with _without_autocast(q.device.type):
         return reference.attention_codes(inputs, options)

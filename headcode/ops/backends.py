@@ -10,7 +10,7 @@ from headcode.ops import cpu
 from headcode.ops.options import Problem
 from headcode.ops.registry import VALUE_NETS
 from headcode.ops.triton import backend as triton
-from headcode.private_api import forward_mode_active, functional_transforms_active
+from headcode.private_api import forward_mode_active, functional_transforms_active, onnx_export_active
 
 logger = logging.getLogger("headcode")
 
@@ -65,13 +65,15 @@ def missing_rule() -> str | None:
     """What only the reference has of what is at work here: the other backends would fail, or give zeros in silence."""
     if forward_mode_active():
         return "forward-mode derivative"
+    if onnx_export_active():
+        return "translation to ONNX"
     return "rule for the transforms of torch.func" if functional_transforms_active() else None
 
 
 def _choose_automatically(problem: Problem, rule: str | None) -> BackendChoice:
     if rule:
         rejected = {name: f"it has no {rule}" for name in CANDIDATES if name != "reference"}
-        return _announce(BackendChoice("reference", f"the only one with a {rule}", rejected))
+        return announce_reference(rule)._replace(rejected=rejected)
     rejected = {}
     for name in ("triton", "cpu"):
         why = CANDIDATES[name](problem) or (triton.avoided(problem) if name == "triton" else None)
@@ -95,6 +97,11 @@ def _choose_automatically(problem: Problem, rule: str | None) -> BackendChoice:
         return _announce(BackendChoice("chunked", reason, {**rejected, "reference": reason}))
     small = f"small enough to hold all pairs at once ({elements:,} numbers)"
     return _announce(BackendChoice("reference", small, {**rejected, "chunked": small}))
+
+
+def announce_reference(rule: str) -> BackendChoice:
+    """That the reference takes over, because it alone has this rule."""
+    return _announce(BackendChoice("reference", f"the only one with a {rule}", {}), logging.WARNING)
 
 
 def _triton_if_right(problem: Problem) -> BackendChoice:
@@ -129,7 +136,8 @@ _announced: set[tuple[str, int]] = set()
 
 def _announce(choice: BackendChoice, level: int = logging.INFO) -> BackendChoice:
     """Logged once per backend and process; silent while torch.compile traces, which cannot log."""
-    if not torch.compiler.is_compiling() and (choice.name, level) not in _announced:
+    silent = torch.compiler.is_compiling() and not onnx_export_active()
+    if not silent and (choice.name, level) not in _announced:
         _announced.add((choice.name, level))
         logger.log(level, "hyper_attention uses the %s backend: %s", choice.name, choice.reason)
     return choice

@@ -106,8 +106,8 @@ def _apply_codes_backward(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Gradients of codes, v and a middle layer, through the value networks and the pooling over keys."""
     net, pooling = VALUE_NETS[options.value_net], options.pooling
-    if pooling == "mean":
-        grad = grad / reference.key_count(visible, codes.shape[-1], grad)
+    divisor = reference.pooling_divisor(pooling, visible, codes.shape[-1], grad)
+    grad = grad if divisor is None else grad / divisor
     if net.activation is None:
         if pooling != "max":
             return torch.einsum("bhqd,bhkd->bhqk", grad, v), torch.einsum("bhqk,bhqd->bhkd", codes, grad), None

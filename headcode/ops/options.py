@@ -71,6 +71,8 @@ class AttentionOptions:
     """Hashed with position and key, it decides which pairs are dropped."""
     query_offset: int
     """The position of the first query among the keys."""
+    window: int | None = None
+    """A query sees the keys that are fewer positions away than this; None: however far."""
 
 
 class Problem(NamedTuple):
@@ -116,6 +118,7 @@ def check_call(
     dropout: float = 0.0,
     dropout_seed: int | None = None,
     query_offset: int | None = None,
+    window: int | None = None,
 ) -> tuple[AttentionInputs, AttentionOptions]:
     """A user's arguments as the backends take them, with the defaults of `hyper_attention`.
 
@@ -150,6 +153,7 @@ def check_call(
         dropout=check_dropout("dropout", dropout),
         dropout_seed=resolve_seed(dropout, dropout_seed),
         query_offset=num_keys - num_queries if query_offset is None else _integer("query_offset", query_offset),
+        window=check_window(window),
     )
     return AttentionInputs(q, k, v, mask, bias, relative_bias, middle), options
 
@@ -163,6 +167,12 @@ def check_dropout(name: str, dropout: Any) -> float:
     if not 0 <= _number(name, dropout) < 1:
         raise ValueError(f"{name} must be at least 0 and below 1, got {dropout}.")
     return float(dropout)
+
+
+def check_window(window: Any) -> int | None:
+    if window is not None and _integer("window", window) < 1:
+        raise ValueError(f"window must be at least 1, a query's own position, or None, got {window}.")
+    return window
 
 
 def check_scale(scale: Any) -> float:

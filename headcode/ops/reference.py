@@ -15,6 +15,8 @@ where there is a mask, products are formed from finite numbers alone, and the vi
 finite are made NaN afterwards.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -33,12 +35,17 @@ def band_to_dense(band: Tensor, num_queries: int, num_keys: int) -> Tensor:
 
 def visible_pairs(inputs: AttentionInputs, options: AttentionOptions) -> Tensor | None:
     """The boolean mask of pairs that take part, broadcastable to (B, 1, Tq, Tk); None when all do."""
-    q, k, mask = inputs.q, inputs.k, inputs.mask
-    if not options.causal:
-        return mask
+    q, k, visible = inputs.q, inputs.k, inputs.mask
+    if not options.causal and options.window is None:
+        return visible
     positions = torch.arange(q.shape[2], device=q.device) + options.query_offset
-    past = torch.arange(k.shape[2], device=q.device) <= positions[:, None]  # (Tq, Tk)
-    return past if mask is None else past & mask
+    apart = positions[:, None] - torch.arange(k.shape[2], device=q.device)  # (Tq, Tk)
+    if options.causal:
+        visible = apart >= 0 if visible is None else (apart >= 0) & visible
+    if options.window is not None:
+        near = apart.abs() < options.window
+        visible = near if visible is None else near & visible
+    return visible
 
 
 def only_finite(t: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,7 +121,8 @@ def apply_codes(
     layout = "bhkd" if linear else "bqkd"
     if pooling != "max":
         out = torch.einsum(f"bhqk,{layout}->bhqd", codes, values)
-        out = out if pooling == "sum" else out / key_count(visible, codes.shape[-1], out)
+        divisor = pooling_divisor(pooling, visible, codes.shape[-1], out)
+        out = out if divisor is None else out / divisor
     else:
         contributions = codes[..., None] * (values[:, :, None] if linear else values[:, None])  # (B, H, Tq, Tk, Dv)
         if visible is not None:
@@ -128,6 +136,15 @@ def spoil_codes(codes: Tensor, v: Tensor, visible: Tensor) -> tuple[Tensor, Tens
     """Finite values, and codes that are NaN where a visible value was not finite."""
     v, spoilt = only_finite(v)
     return codes.masked_fill(visible & spoilt[:, :, None], float("nan")), v
+
+
+DIVISORS: dict[str, Callable[[Tensor], Tensor]] = {"mean": lambda count: count, "sqrt": torch.sqrt}
+"""pooling -> what a sum over so many keys is divided by."""
+
+
+def pooling_divisor(pooling: str, visible: Tensor | None, num_keys: int, like: Tensor) -> Tensor | None:
+    """What the sum over keys is divided by, broadcastable to (B, H, Tq, Dv); None if by nothing."""
+    return DIVISORS[pooling](key_count(visible, num_keys, like)) if pooling in DIVISORS else None
 
 
 def key_count(visible: Tensor | None, num_keys: int, like: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ BACKENDS = {
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? relative_bias, Tensor? middle"
 _OPTIONS = (
     "bool causal, float scale, str norm, str value_net, str pooling, float dropout, SymInt dropout_seed, "
-    "SymInt query_offset, str backend"
+    "SymInt query_offset, SymInt? window, str backend"
 )
 _OPTION_NAMES = tuple(field.name for field in fields(AttentionOptions))
 _NUM_INPUTS = len(AttentionInputs._fields)

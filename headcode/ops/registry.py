@@ -109,7 +109,7 @@ VALUE_NETS: dict[str, ValueNet] = {
     "swiglu": ValueNet(F.silu, _silu_derivative, gated=True),
 }
 
-POOLINGS = ("sum", "mean", "max")
+POOLINGS = ("sum", "mean", "sqrt", "max")
 
 
 class Method(NamedTuple):

@@ -365,7 +365,7 @@ def test_why_a_block_goes_op_by_op():
         assert why_op_by_op(make().blocks[0], x) is None
     assert "float32" in why_op_by_op(make().double().blocks[0], x.double())
     assert "multiples of 16" in why_op_by_op(make(mlp_dim=72).blocks[0], x)
-    assert "pooling 'mean'" in why_op_by_op(make(pooling="mean").blocks[0], x)
+    assert "pooling 'max'" in why_op_by_op(make(pooling="max").blocks[0], x)
 
 
 def test_a_parametrised_relative_bias_is_used():

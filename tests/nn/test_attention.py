@@ -195,8 +195,8 @@ class TestRecurrentForm:
         ({"method": "magic"}, ValueError, "method must be one of softmax, linear"),
         ({"norm": "magic"}, ValueError, "norm must be one of softmax, none"),
         ({"value_net": "magic"}, ValueError, "value_net must be one of linear"),
-        ({"pooling": "magic"}, ValueError, "pooling must be one of sum, mean, max"),
-        ({"position": "magic"}, ValueError, "position must be one of none, relative, rotary"),
+        ({"pooling": "magic"}, ValueError, "pooling must be one of sum, mean, sqrt, max"),
+        ({"position": "magic"}, ValueError, "position must be one of none, relative, alibi, rotary"),
         ({"position": "relative"}, ValueError, "position='relative' needs num_buckets"),
         ({"position": "rotary", "qk_dim": 9}, ValueError, "needs an even head width"),
         ({"dropout": float("nan")}, ValueError, "dropout must be at least 0 and below 1, got nan"),
@@ -224,7 +224,7 @@ def test_bad_construction(options, error, words):
         ((tokens(),), {"queries": slice(0, 7, 2)}, ValueError, "queries must be a slice with step 1"),
         ((tokens(),), {"queries": slice(9, None)}, ValueError, "at least one of 7 positions"),
         ((tokens(), tokens()), {"queries": slice(1)}, ValueError, "queries is for self-attention"),
-        ((tokens(), tokens()), {"cache": KeyValueCache()}, ValueError, "A cache is for self-attention"),
+        ((tokens(), tokens()), {"cache": KeyValueCache()}, ValueError, "Such a cache is for self-attention"),
     ],
 )
 def test_bad_calls(arguments, options, error, words):
@@ -253,7 +253,11 @@ def test_bad_calls(arguments, options, error, words):
             "mask must be broadcastable",
         ),
         (lambda a: a(tokens(), bias=torch.ones(7, 7).int()), TypeError, "bias must be float32"),
-        (lambda a: a(tokens(), cache={}), TypeError, "cache must be a KeyValueCache or a FastWeightState, got dict"),
+        (
+            lambda a: a(tokens(), cache={}),
+            TypeError,
+            "cache must be a KeyValueCache, a FastWeightState or a ContextCache, got dict",
+        ),
         (lambda a: a(tokens(), queries=slice("a")), ValueError, "queries must be a slice of integers"),
         (lambda a: HyperAttention(12, 3, backend="zzz"), ValueError, "backend must be one of auto"),
         (lambda a: HyperAttention(12, 3, causal="yes"), TypeError, "causal must be True or False"),
@@ -281,7 +285,7 @@ def test_mask_bias_and_padding_together(kind, causal):
     """Against the op with everything in one dense bias, and codes captured from the same call."""
     from headcode import attention_codes, capture_codes, hyper_attention
 
-    attention = layer("hyla")
+    attention = layer("hyla", pooling="sum")
     x = tokens()
     generator = torch.Generator().manual_seed(5)
     keep = torch.rand(2, 1, 7, 7, generator=generator) > 0.3

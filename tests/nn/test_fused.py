@@ -28,6 +28,18 @@ def test_every_norm_and_value_net_of_the_kernels(norm, value_net, fused):
     check_block(fused, norm, norm=norm, value_net=value_net)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pooling", ["mean", "sqrt"])
+@pytest.mark.parametrize("method", ["softmax", "hyla", "softmax_hyla"])
+def test_poolings_that_divide(method, pooling, causal, fused):
+    check_block(fused, METHODS[method].norm, method=method, pooling=pooling, causal=causal)
+    model, x, padding = make(method=method, pooling=pooling, causal=causal), torch.randn(3, 11, 5), torch.arange(11) > 7
+    padding = padding & (torch.arange(3) == 1)[:, None]
+    out = model(x, key_padding_mask=padding).detach()
+    expected = exact(model)(x.double(), key_padding_mask=padding).detach()
+    assert distance(out[~padding], expected[~padding]) < 1e-5 and fused[4:6] == [True, True]
+
+
 def check_block(fused, used_norm, **choices):
     """Output and gradients of a fused block against float64, op by op."""
     model = make(**choices, attention_dropout=0.1)
@@ -296,13 +308,16 @@ def test_evaluation_mode_has_no_dropout(fused):
 
 
 def test_gradients_with_a_graph_are_those_of_the_parts():
-    """Backward with create_graph: right values; the second derivative is refused as the fused op refuses it."""
+    """Backward with create_graph: right values, and gradients of their own, which the reference has."""
     model, x = make(method="linear"), torch.randn(2, 7, 5, requires_grad=True)
     (plain,) = torch.autograd.grad(model(x).square().sum(), x)
     (gradient,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
     assert gradient.requires_grad and distance(gradient.detach(), plain.double()) < 1e-5
-    with pytest.raises(RuntimeError, match="use backend='reference'"):
-        gradient.square().sum().backward()
+    (second,) = torch.autograd.grad(gradient.square().sum(), x)
+    other, y = exact(model), x.detach().double().requires_grad_()
+    (first,) = torch.autograd.grad(other(y).square().sum(), y, create_graph=True)
+    (expected,) = torch.autograd.grad(first.square().sum(), y)
+    assert distance(second, expected) < 1e-4
 
 
 @pytest.mark.parametrize("feedforward", ["gelu", "swiglu"])

@@ -52,7 +52,7 @@ def test_parts_that_are_watched_or_changed_are_used(change, fused):
         {"backend": "reference"},
         {"backend": "chunked"},
         {"qk_norm": True},
-        {"pooling": "mean"},
+        {"pooling": "max"},
         {"value_net": "swiglu"},
         {"norm": "softmax_head"},
         {"mlp_dim": 72},

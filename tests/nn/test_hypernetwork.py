@@ -12,7 +12,8 @@ from headcode.ops import NORMS, VALUE_NETS
 def make(norm, value_net, cross, bias=True):
     torch.manual_seed(0)
     context_dim = 5 if cross else 8
-    layer = HyperAttention(8, 3, norm=norm, value_net=value_net, qk_dim=6, v_dim=12, context_dim=context_dim, bias=bias)
+    options = {"norm": norm, "value_net": value_net, "pooling": "sum", "context_dim": context_dim, "bias": bias}
+    layer = HyperAttention(8, 3, qk_dim=6, v_dim=12, **options)
     for parameter in layer.parameters():
         if parameter.dim() == 1 or parameter is layer.middle_bias:
             nn.init.normal_(parameter)
@@ -51,7 +52,7 @@ def test_chosen_pairs_alone():
 
 
 def test_hand_computed_linear_network():
-    layer = HyperAttention(2, 2, method="linear", v_dim=2).double()
+    layer = HyperAttention(2, 2, method="linear", v_dim=2, pooling="sum").double()
     with torch.no_grad():
         layer.value_proj.weight.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))  # head 0 reads row 0, head 1 row 1
         layer.value_proj.bias.copy_(torch.tensor([0.5, -1.0]))

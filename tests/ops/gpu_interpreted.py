@@ -101,7 +101,7 @@ def problems(draw, lengths=LENGTHS, widths=WIDTHS, heads=HEADS):
         scale=draw(st.sampled_from([1.0, qk_width**-0.5])),
         norm=draw(st.sampled_from(gpu.NORMS)),
         value_net=draw(st.sampled_from(gpu.NETS)),
-        pooling=draw(st.sampled_from(["sum", "mean"])),
+        pooling=draw(st.sampled_from(["sum", "mean", "sqrt"])),
         dropout=draw(st.sampled_from([0.0, 0.1, 0.7])),
         dropout_seed=draw(st.integers(0, 2**63 - 1)),
         query_offset=draw(st.sampled_from([keys - queries, 0, keys - queries + 3, -2])),
@@ -298,7 +298,7 @@ def arguments(norm="rms_head", value_net="relu", pooling="sum", requires_grad=Tr
     tensors = [torch.randn(2, 3, 5, 2), torch.randn(2, 3, 7, 2), torch.randn(2, 3, 7, 4)]
     tensors += [torch.randn(2, 1, 1, 7) > -1, None, torch.randn(3, 11), None]
     tensors = [t.requires_grad_(requires_grad) if t is not None and t.is_floating_point() else t for t in tensors]
-    return (*tensors, True, 0.5, norm, value_net, pooling, 0.1, 12345, 2, "triton")
+    return (*tensors, True, 0.5, norm, value_net, pooling, 0.1, 12345, 2, None, "triton")
 
 
 @pytest.mark.parametrize(("norm", "value_net"), [("rms_head", "relu"), ("softmax", "silu")])

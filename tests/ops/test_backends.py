@@ -31,7 +31,7 @@ def test_auto_takes_the_fused_kernel_where_it_can():
     [
         ({"norm": "softmax_head"}, f"norms {', '.join(cpu.NORM_CODES)}, not softmax_head"),
         ({"value_net": "tanh"}, "not tanh"),
-        ({"pooling": "max"}, "pools by sum, not by max"),
+        ({"pooling": "max"}, "pools by sum, mean and sqrt, not by max"),
         ({"mask": torch.ones(5, 5, dtype=torch.bool)}, "causal and per key"),
         ({"bias": torch.zeros(5, 5)}, "relative band"),
         ({"mask": torch.zeros(1, 5)}, "relative band"),

@@ -36,7 +36,7 @@ def test_opcheck(norm, value_net):
     for width in (2, 16):
         tensors = [torch.randn(2, 3, 5, width), torch.randn(2, 3, 7, width), torch.randn(2, 3, 7, width)]
         mask, band = (torch.randn(2, 1, 1, 7) > -1, torch.randn(3, 11)) if width == 2 else (None, None)
-        options = (width == 2, 0.5, norm, value_net, "sum", 0.1 if width == 2 else 0.0, 12345, 2, "cpu")
+        options = (width == 2, 0.5, norm, value_net, "sum", 0.1 if width == 2 else 0.0, 12345, 2, None, "cpu")
         needing = [t.clone().requires_grad_() for t in tensors]
         needing_band = None if band is None else band.clone().requires_grad_()
         torch.library.opcheck(forward_op, (*needing, mask, None, needing_band, None, *options))

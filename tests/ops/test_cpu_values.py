@@ -42,10 +42,11 @@ def problems(draw):
         scale=draw(st.sampled_from([1.0, qk_width**-0.5])),
         norm=draw(st.sampled_from(NORMS)),
         value_net=draw(st.sampled_from(NETS)),
-        pooling="sum",
+        pooling=draw(st.sampled_from(["sum", "mean", "sqrt"])),
         dropout=draw(st.sampled_from([0.0, 0.1, 0.7])),
         dropout_seed=draw(st.integers(0, 2**63 - 1)),
         query_offset=draw(st.sampled_from([keys - queries, 0, keys - queries + 3, -2])),
+        window=draw(st.sampled_from([None, None, 1, 3, 50])),
     )
     return tensors, options
 

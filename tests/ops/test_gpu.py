@@ -100,7 +100,7 @@ def test_auto_relies_on_it_only_where_it_agrees_with_the_reference(nvidia, monke
     [
         ({"options": replace(OPTIONS, norm="layer_head")}, "norms none, rms_head, softmax, not layer_head"),
         ({"options": replace(OPTIONS, value_net="swiglu")}, "not swiglu"),
-        ({"options": replace(OPTIONS, pooling="max")}, "by sum and mean, not by max"),
+        ({"options": replace(OPTIONS, pooling="max")}, "by sum, mean and sqrt, not by max"),
         ({"bias": True}, "relative band"),
         ({"dtype": torch.float64}, "float32, bfloat16 and float16, not float64"),
         ({"heads": 65}, "up to 64 heads, not 65"),

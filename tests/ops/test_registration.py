@@ -14,25 +14,26 @@ from headcode.ops.registration import registered_backward as backward_op
 COMPILERS = ["aot_eager", "inductor"] if shutil.which("g++") or shutil.which("clang++") else ["aot_eager"]
 
 
-def arguments(norm="rms_head", value_net="relu", pooling="sum", requires_grad=True):
+def arguments(norm="rms_head", value_net="relu", pooling="sum", window=None, requires_grad=True):
     torch.manual_seed(0)
     tensors = [torch.randn(2, 3, 5, 2), torch.randn(2, 3, 7, 2), torch.randn(2, 3, 7, 4)]
     tensors += [torch.randn(2, 1, 1, 7) > -1, torch.randn(1, 3, 5, 1), torch.randn(3, 11)]
     tensors = [t.requires_grad_(requires_grad) if t.is_floating_point() else t for t in tensors]
     middle = torch.randn(3, 4, 5, requires_grad=requires_grad) if VALUE_NETS[value_net].middle else None
     tensors.append(middle)
-    return (*tensors, True, 0.5, norm, value_net, pooling, 0.1, 12345, 2, "chunked")
+    return (*tensors, True, 0.5, norm, value_net, pooling, 0.1, 12345, 2, window, "chunked")
 
 
 @pytest.mark.parametrize(
-    ("norm", "value_net", "pooling"),
-    [(norm, "relu", "sum") for norm in NORMS]
-    + [("rms_head", name, "sum") for name, net in VALUE_NETS.items() if net.on_values is None]
-    + [("softmax", "linear", pooling) for pooling in POOLINGS],
+    ("norm", "value_net", "pooling", "window"),
+    [(norm, "relu", "sum", None) for norm in NORMS]
+    + [("rms_head", name, "sum", None) for name, net in VALUE_NETS.items() if net.on_values is None]
+    + [("softmax", "linear", pooling, None) for pooling in POOLINGS]
+    + [("rms_head", "relu_relu", "sqrt", 3)],
 )
-def test_opcheck(norm, value_net, pooling):
-    torch.library.opcheck(forward_op, arguments(norm, value_net, pooling))
-    plain = arguments(norm, value_net, pooling, requires_grad=False)
+def test_opcheck(norm, value_net, pooling, window):
+    torch.library.opcheck(forward_op, arguments(norm, value_net, pooling, window))
+    plain = arguments(norm, value_net, pooling, window, requires_grad=False)
     out, saved = forward_op(*plain)
     torch.library.opcheck(backward_op, (torch.randn_like(out), *plain, out, saved, True, True, True))
     torch.library.opcheck(backward_op, (torch.randn_like(out), *plain, out, saved, False, False, False))

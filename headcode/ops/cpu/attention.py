@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headcode.jit import why_disabled
-from headcode.ops import chunked
+from headcode.ops import chunked, pooling
 from headcode.ops.cpu.attention_plan import AttentionPlan, band_length, dropout_stream
 from headcode.ops.cpu.launch import Area, BoundProgram, Program, Section, whole
 from headcode.ops.cpu.records import NET_CODES, NORM_CODES
@@ -45,8 +45,8 @@ def unsupported(problem: Problem) -> str | None:
         return f"it has the norms {', '.join(NORM_CODES)}, not {options.norm}"
     if options.value_net not in NET_CODES:
         return f"it has the value nets {', '.join(NET_CODES)}, not {options.value_net}"
-    if options.pooling != "sum":
-        return f"it pools by sum, not by {options.pooling}"
+    if options.pooling == "max":
+        return "it pools by sum, mean and sqrt, not by max"
     if problem.mask == "dense":
         return "its masks are causal and per key, not per (query, key)"
     if problem.bias:
@@ -57,7 +57,7 @@ def unsupported(problem: Problem) -> str | None:
 def forward(inputs: AttentionInputs, options: AttentionOptions, *, out: Tensor, saved: Tensor) -> None:
     """Fill `out` (B, H, Tq, Dv) and, for softmax, `saved` (B, H, Tq)."""
     plan, program = _bind(inputs, options, {"out": out, "saved": saved})
-    plan.run_forward(program)
+    plan.run_forward(program, pooling.divisor(inputs, options))
     if _may_leak(inputs, options, out):
         chunked.forward(inputs, options, out=out, saved=saved)
 
@@ -72,10 +72,13 @@ def backward(
     gradients: AttentionGradients,
 ) -> None:
     """Fill the gradients of q, k, v and, where asked for, of the band."""
+    divisor = pooling.divisor(inputs, options)
+    # The plan divides in place, and the gradient is not ours to change.
+    unpooled = grad.resolve_neg() if divisor is None else grad.clone()
     buffers = {"grad_q": gradients.q, "grad_k": gradients.k, "grad_v": gradients.v}
-    tensors = {"out": out, "saved": saved, "grad": grad.resolve_neg(), **buffers}
+    tensors = {"out": out, "saved": saved, "grad": unpooled, **buffers}
     plan, program = _bind(inputs, options, tensors, gradients.relative_bias is not None)
-    plan.run_backward(program)
+    plan.run_backward(program, divisor)
     if gradients.relative_bias is not None and plan.grad_band is not None:
         gradients.relative_bias.copy_(program.view(plan.grad_band)[:, 1 : plan.queries + plan.keys])
     # A pair that leaks has a NaN as the gradient of its score, and that is summed into the gradient of q.
@@ -85,7 +88,7 @@ def backward(
 
 def _may_leak(inputs: AttentionInputs, options: AttentionOptions, result: Tensor) -> bool:
     """Whether a number that is not finite may have come through a mask: there is one, and the result has a NaN."""
-    return (inputs.mask is not None or options.causal) and bool(result.sum().isnan())
+    return (inputs.mask is not None or options.causal or options.window is not None) and bool(result.sum().isnan())
 
 
 def _bind(

@@ -22,6 +22,7 @@ from headcode.ops.cpu.attention_stages import (
     band_offset,
     block_buffers,
     buffer,
+    end_seeing,
     fill,
     first_seeing,
     line,
@@ -97,12 +98,12 @@ def backward_tasks(address):  # type: ignore[no-untyped-def]
             fill(grad_query, 0)
             for key in range(k0, k1, block):
                 count = num_lanes(p, key)
-                first = first_seeing(p, key, 0)
+                first, end = first_seeing(p, key, 0), end_seeing(p, key, queries)
                 fill(grad_key, 0)
                 fill(grad_value, 0)
-                if first < queries:
+                if first < end:
                     pack_block(key_tile, value_tile, visible, p, b, key, True, count)
-                for i in range(first, queries, 2):
+                for i in range(first, end, 2):
                     query_row, grad_row = i * qk_row, i * v_row
                     recompute_codes(s, factor, hidden, visible, p, query, query_row, key_tile, b, key, i, count)
                     if NET == LINEAR:

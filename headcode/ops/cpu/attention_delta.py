@@ -11,6 +11,7 @@ from headcode.ops.cpu.attention_backward import hidden_backward, mix
 from headcode.ops.cpu.attention_stages import (
     block_buffers,
     buffer,
+    end_seeing,
     first_seeing,
     line,
     num_lanes,
@@ -46,12 +47,14 @@ def delta_tasks(address):  # type: ignore[no-untyped-def]
             pack_rows(query, p.q, b, q0, q1, p.heads, p.qk_width, qk_width(p), p.scale)
             pack_rows(grad, p.grad, b, q0, q1, p.heads, p.v_width, v_width(p), 1.0)
             for key in range(0, p.keys, p.block):
-                first = first_seeing(p, key, q0)
+                first, end = first_seeing(p, key, q0), end_seeing(p, key, q1)
                 if first >= q1:
                     break
+                if first >= end:
+                    continue
                 count = num_lanes(p, key)
                 pack_block(key_tile, value_tile, visible, p, b, key, True, count)
-                for i in range(first, q1, 2):
+                for i in range(first, end, 2):
                     query_row, grad_row = (i - q0) * qk_row, (i - q0) * v_row
                     recompute_codes(s, factor, hidden, visible, p, query, query_row, key_tile, b, key, i, count)
                     mix(mixed, grad_mixed, squares, s, p, value_tile, grad, grad_row, count)

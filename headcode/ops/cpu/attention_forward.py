@@ -9,6 +9,7 @@ import numpy as np
 from headcode.ops.cpu.activations import activate
 from headcode.ops.cpu.attention_stages import (
     block_buffers,
+    end_seeing,
     fill,
     first_seeing,
     line,
@@ -74,12 +75,14 @@ def forward_tasks(address):  # type: ignore[no-untyped-def]
                 fill(total, 0)
             for step in range(0 if several else 1, 2):
                 for key in range(0, p.keys, block):
-                    first = first_seeing(p, key, q0)
+                    first, end = first_seeing(p, key, q0), end_seeing(p, key, q1)
                     if first >= q1:
                         break
+                    if first >= end:
+                        continue
                     count = num_lanes(p, key)
                     pack_block(key_tile, value_tile, visible, p, b, key, step == 1, count)
-                    for i in range(first, q1, 2):
+                    for i in range(first, end, 2):
                         query_row, out_row = (i - q0) * qk_row, (i - q0) * v_row
                         pair_scores(s, factor, hidden, visible, p, query, query_row, key_tile, key, i, count)
                         if NORM == SOFTMAX:

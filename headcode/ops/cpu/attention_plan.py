@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from headcode.ops import dropout as dropout_hash
 from headcode.ops.cpu import records
@@ -38,12 +39,14 @@ it is made once; and not by torch, whose default device need not be the CPU."""
 def prefers_torch(problem: Problem) -> bool:
     """Whether torch's own fused attention can serve a call and is faster: the one place where that is decided.
 
-    It is softmax with a linear value net, without dropout of ours, without a band (it would need all of Tq×Tk) and
-    without padding (what it answers for a query that sees no key has changed between versions). Its causal mask is
-    ours only with as many queries as keys, the first at the first.
+    It is softmax with a linear value net and a sum over keys, without dropout of ours, without a window or a band (it
+    would need all of Tq×Tk) and without padding (what it answers for a query that sees no key has changed between
+    versions). Its causal mask is ours only with as many queries as keys, the first at the first.
     """
     options = problem.options
-    if options.norm != "softmax" or options.value_net != "linear" or options.dropout > 0:
+    if options.norm != "softmax" or options.value_net != "linear" or options.pooling != "sum":
+        return False
+    if options.dropout > 0 or options.window is not None:
         return False
     if problem.mask != "none" or problem.relative_bias:
         return False
@@ -113,6 +116,7 @@ class AttentionPlan:
             "block": self.block,
             "causal": options.causal,
             "query_offset": options.query_offset,
+            "window": options.window or 0,
             "dropout_threshold": dropout_hash.threshold(options.dropout) if options.dropout > 0 else 0,
             "dropout_stream": Value("dropout_stream"),
             "mask_batch": 0 if mask is None or mask.shape[0] == 1 else mask.strides[0],
@@ -131,12 +135,15 @@ class AttentionPlan:
             given = {name: word for name, word in self.fields.items() if not name.startswith("grad")}
             self._launch(program, "attention", "attention_forward", given, **tasks)
 
-    def run_forward(self, program: BoundProgram) -> None:
-        """Fill out, and for softmax `saved`."""
+    def run_forward(self, program: BoundProgram, divisor: Tensor | None = None) -> None:
+        """Fill out, and for softmax `saved`; `divisor` is what pooling divides by, if anything."""
+        out = program.view(self.tensors["out"])
         if not self.by_torch:
             program.run("attention")
+            if divisor is not None:
+                out.div_(divisor)
             return
-        q, k, v, out, saved = (program.view(self.tensors[name]) for name in ("q", "k", "v", "out", "saved"))
+        q, k, v, saved = (program.view(self.tensors[name]) for name in ("q", "k", "v", "saved"))
         result, log_sums = flash_attention(q, k, v, self.options.causal, self.options.scale)
         out.copy_(result)
         saved.copy_(log_sums)
@@ -163,8 +170,11 @@ class AttentionPlan:
             program.launch_sum("sum of bands", parts, self.grad_band)
         self._launch(program, "attention", "attention_backward", self.fields, **tasks)
 
-    def run_backward(self, program: BoundProgram) -> None:
-        """Fill grad_q, grad_k, grad_v and, as the section `grad_band`, the gradient of the band."""
+    def run_backward(self, program: BoundProgram, divisor: Tensor | None = None) -> None:
+        """Fill grad_q, grad_k, grad_v and, as the section `grad_band`, the gradient of the band.
+
+        Where pooling divides, `grad` is divided in place.
+        """
         grad, out = program.view(self.tensors["grad"]), program.view(self.tensors["out"])
         grad_q = program.view(self.tensors["grad_q"])
         if self.by_torch:
@@ -174,7 +184,9 @@ class AttentionPlan:
                 program.view(self.tensors[name]).copy_(gradient)
             return
         if self.delta is not None:
-            torch.sum(grad * out, -1, out=program.view(self.delta))
+            torch.sum(grad * out, -1, out=program.view(self.delta))  # the same before and after the division
+        if divisor is not None:
+            grad.div_(divisor)
         if self.needs_delta_kernel:
             program.run("delta")
         program.run("attention")

@@ -130,9 +130,20 @@ def num_lanes(p, key):  # type: ignore[no-untyped-def]
 @stage
 def first_seeing(p, key, first):  # type: ignore[no-untyped-def]
     """The first query, in steps of two, that sees this block of keys; a single block is always visited."""
-    if p.causal and key > p.query_offset + first and p.keys > p.block:
-        return first + (key - p.query_offset - first) // 2 * 2
+    if p.keys > p.block and (p.causal or p.window > 0):
+        later = key - p.query_offset - first
+        if not p.causal:
+            later -= p.window - 1
+        return first + max(later, 0) // 2 * 2
     return first
+
+
+@stage
+def end_seeing(p, key, end):  # type: ignore[no-untyped-def]
+    """One past the last query that sees this block of keys; a single block is always visited."""
+    if p.window > 0 and p.keys > p.block:
+        return min(end, key + p.block + p.window - 1 - p.query_offset)
+    return end
 
 
 @inlined_stage
@@ -163,11 +174,17 @@ def _pair_factors(factor, hidden, visible, p, key, i, count):  # type: ignore[no
         num_seen = count if i + second < p.queries else 0
         if p.causal:
             num_seen = max(min(num_seen, position + 1 - key), 0)
+        num_left = 0  # behind by the window
+        if p.window > 0:
+            num_seen = max(min(num_seen, position + p.window - key), 0)
+            num_left = max(position - p.window + 1 - key, 0)
         row = _mix((p.dropout_stream + (position & MASK32) * QUERY_FACTOR) & MASK32)
         for j in range(0, count, LANES):
             no_unroll()
             pair = 2 * j + second * LANES
             seen = multiply(load(visible, j), lanes_below(num_seen - j, NUMBERS))
+            if num_left > 0:
+                seen = multiply(seen, subtract(constant(NUMBERS, 1.0), lanes_below(num_left - j, NUMBERS)))
             if NORM == SOFTMAX:
                 store(hidden, pair, where_positive(seen, constant(NUMBERS, 0.0), constant(NUMBERS, -np.inf)))
             if p.dropout_threshold > 0:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from headcode.ops import pooling
 from headcode.ops.cpu.attention_plan import dropout_stream
 from headcode.ops.cpu.block_plan import BlockPlan, BlockSizes, plan_block
 from headcode.ops.cpu.records import Products
@@ -116,6 +117,12 @@ def _memory(call: BlockCall, x: Tensor, parameters: Mapping[str, Tensor]) -> dic
     return {**parameters, **{name: tensor for name, tensor in given.items() if tensor is not None}}
 
 
+def _divisor(call: BlockCall, x: Tensor) -> Tensor | None:
+    """What pooling divides the heads' outputs by."""
+    mask = None if call.visible is None else call.visible[:, None, None]
+    return pooling.divisor_of_keys(call.attention, call.last - call.first, x.shape[1], mask, x.new_empty(0))
+
+
 def _forward(call: BlockCall, x: Tensor, parameters: Mapping[str, Tensor], *, kept: bool) -> tuple[Tensor, Tensor]:
     """The output, and if it is to be kept all that the backward pass needs besides the inputs."""
     plan = _plan(call, x, parameters, kept=kept)
@@ -131,7 +138,7 @@ def _forward(call: BlockCall, x: Tensor, parameters: Mapping[str, Tensor], *, ke
     program.run("pack")
     for index in range(len(plan.projections)):
         program.run(f"project {index}")
-    plan.attention.run_forward(program)
+    plan.attention.run_forward(program, _divisor(call, x))
     program.run("feed")
     return out, filled
 
@@ -147,7 +154,7 @@ def _backward(
     program = plan.backward.bind(memory, dropout_stream=dropout_stream(call.attention))
     program.run("feed")
     program.run("sum of feed")
-    plan.attention.run_backward(program)
+    plan.attention.run_backward(program, _divisor(call, x))
     # First all tokens, then what the chosen ones add.
     for index in reversed(range(len(plan.projections))):
         program.run(f"project {index}")

@@ -55,8 +55,8 @@ ATTENTION = _record(
     [
         # sizes: widths as given and padded to whole rows of registers; keys in a block
         *("batch", "heads", "queries", "keys", "qk_width", "v_width", "qk_padded", "v_padded", "block"),
-        # the position of the first query; dropout, whose threshold is 0 without
-        *("causal", "query_offset", "dropout_threshold", "dropout_stream"),
+        # the position of the first query; 0 without a window; dropout, whose threshold is 0 without
+        *("causal", "query_offset", "window", "dropout_threshold", "dropout_stream"),
         # a task: some batch entries and a stretch of queries (backward: of keys); `splits` tasks share a batch entry
         *("splits", "batch_step", "length_step"),
         # boolean key mask and its strides

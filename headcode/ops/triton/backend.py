@@ -12,7 +12,7 @@ import os
 import torch
 from torch import Tensor
 
-from headcode.ops import reference
+from headcode.ops import pooling
 from headcode.ops.options import AttentionGradients, AttentionInputs, AttentionOptions, Problem
 
 NORMS = ("none", "rms_head", "softmax")
@@ -41,7 +41,9 @@ def unsupported(problem: Problem) -> str | None:
     if options.value_net not in NETS:
         return f"it has the value nets {', '.join(NETS)}, not {options.value_net}"
     if options.pooling == "max":
-        return "it pools by sum and mean, not by max"
+        return "it pools by sum, mean and sqrt, not by max"
+    if options.window is not None:
+        return "its masks are causal, per key and per pair, not a window"
     if problem.bias:
         return "its bias is the relative band, not one of size Tq×Tk"
     if problem.heads > MOST_HEADS:
@@ -89,8 +91,8 @@ def forward(inputs: AttentionInputs, options: AttentionOptions, *, out: Tensor, 
     if options.norm == "softmax":
         call.run("log_sums")
     call.run("forward", out=out)
-    if options.pooling == "mean":
-        out.div_(key_count(inputs, options))
+    if (divisor := pooling.divisor(inputs, options)) is not None:
+        out.div_(divisor)
 
 
 def backward(
@@ -111,8 +113,8 @@ def backward(
         call.delta = torch.empty_like(saved)
         if not two_layer:
             torch.sum(grad.float() * out.float(), -1, out=call.delta)
-    if options.pooling == "mean":
-        grad = (grad / key_count(inputs, options)).to(grad.dtype)
+    if (divisor := pooling.divisor(inputs, options)) is not None:
+        grad = (grad / divisor).to(grad.dtype)
     call.grad = call.laid_out(grad, call.v_wide)
     if options.norm == "softmax" and two_layer:
         call.run("delta")
@@ -120,19 +122,3 @@ def backward(
     call.run("key", grad_k=gradients.k, grad_v=gradients.v)
     if gradients.relative_bias is not None:
         gradients.relative_bias.copy_(call.band_gradient())
-
-
-def key_count(inputs: AttentionInputs, options: AttentionOptions) -> Tensor:
-    """How many keys each query sees, at least 1, in O(T) memory unless the mask itself is larger."""
-    q, k, mask = inputs.q, inputs.k, inputs.mask
-    num_queries, num_keys = q.shape[2], k.shape[2]
-    numbers = torch.empty(0, dtype=torch.float32, device=q.device)
-    if mask is not None and mask.shape[2] > 1:
-        return reference.key_count(reference.visible_pairs(inputs, options), num_keys, numbers)
-    if not options.causal:
-        return reference.key_count(mask, num_keys, numbers)
-    seen = (torch.arange(num_queries, device=q.device) + options.query_offset + 1).clamp(0, num_keys)  # (Tq,)
-    if mask is not None:
-        up_to = torch.nn.functional.pad(mask.expand(-1, -1, -1, num_keys).cumsum(-1), (1, 0))
-        seen = up_to[:, :, 0, seen]  # (B or 1, 1, Tq)
-    return seen.clamp(min=1).to(numbers)[..., None]
