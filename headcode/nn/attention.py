@@ -223,12 +223,11 @@ class HyperAttention(nn.Module):
             options = {"causal": causal, "dropout_seed": dropout_seed, "query_offset": query_offset}
             return ragged.run_padded(self, query, key, value, others, **options)
         causal = self.causal if causal is None else causal
-        check_attention_inputs(self, query, key, value, key_padding_mask, queries, cache)
+        check_attention_inputs(self, query, key, value, key_padding_mask, queries, cache, positions)
         crossing = key is not None or isinstance(cache, ContextCache)
         if query_offset is not None and not crossing:
             raise ValueError("query_offset is for cross-attention; queries of self-attention stand where they stand.")
-        if positions is not None and (crossing or self.position != "rotary"):
-            raise ValueError("positions is for self-attention of a layer with position='rotary'.")
+        check_flag("return_codes", return_codes)
         apart = crossing and query_offset is None
         recurrent = isinstance(cache, FastWeightState) or (self.recurrent and cache is None)
         if recurrent and (reason := self._why_not_recurrent(key, mask, bias, causal, return_codes)):

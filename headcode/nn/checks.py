@@ -78,6 +78,8 @@ def check_rotary(position: str, qk_dim: int, num_heads: int) -> None:
 def check_tokens(name: str, tokens: Tensor, width: int, projection: nn.Module) -> None:
     if not isinstance(tokens, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(tokens).__name__}.")
+    if tokens.is_nested:
+        raise ValueError(f"{name} is a nested tensor, and query is none: nest all tokens, or none.")
     if tokens.dim() != 3 or tokens.shape[2] != width:
         raise ValueError(f"{name} must have shape (batch, length, {width}), got {tuple(tokens.shape)}.")
     weight = own_weight(projection, nn.Linear)  # another kind of projection knows itself what it takes
@@ -154,6 +156,7 @@ def check_attention_inputs(
     key_padding_mask: Tensor | None,
     queries: slice | None,
     cache: Any,
+    positions: Any,
 ) -> None:
     """Of a HyperAttention layer."""
     check_tokens("query", query, layer.dim, layer.query_proj)
@@ -183,12 +186,31 @@ def check_attention_inputs(
         raise ValueError("queries is for self-attention; for cross-attention slice the query tokens.")
     check_queries(queries, query.shape[1])
     check_padding(key_padding_mask, query.shape[0], num_keys)
+    if positions is not None:
+        _check_positions(layer, positions, query, key is not None or isinstance(cache, ContextCache))
+
+
+def _check_positions(layer: Any, positions: Any, query: Tensor, crossing: bool) -> None:
+    if crossing or layer.position != "rotary":
+        raise ValueError("positions is for self-attention of a layer with position='rotary'.")
+    if not isinstance(positions, Tensor):
+        raise TypeError(f"positions must be a torch.Tensor, got {type(positions).__name__}.")
+    batch, length = query.shape[:2]
+    if positions.dim() != 2 or positions.shape[0] not in (1, batch) or positions.shape[1] != length:
+        shapes = f"{(batch, length)} or {(1, length)}"
+        raise ValueError(f"positions must have shape (batch, length) = {shapes}, got {tuple(positions.shape)}.")
 
 
 def _check_cache(layer: Any, query: Tensor, key: Tensor | None, queries: slice | None, cache: Any) -> int:
     """That this cache can be used so; returns how many keys it has already."""
     if cache is None:
         return 0
+    held = None if isinstance(cache, FastWeightState) else getattr(cache, "keys", None)
+    if isinstance(held, Tensor) and held.shape[1] != layer.num_kv_heads:
+        raise ValueError(
+            f"The cache holds keys of {held.shape[1]} heads, this layer has {layer.num_kv_heads}: "
+            "each layer needs a cache of its own."
+        )
     if isinstance(cache, ContextCache):
         if (key is None) == (cache.keys is None):
             raise ValueError(

@@ -13,8 +13,11 @@ def run_padded(
     layer: Any, query: Tensor, key: Tensor | None, value: Tensor | None, others: dict[str, Any], **options: Any
 ) -> Tensor:
     """An attention layer, with options, on nested tokens; `others` are arguments that cannot be given with them."""
-    if any(argument is not None for argument in others.values()):
-        raise ValueError(f"Nested tensors go without {', '.join(others)}: pad them (torch.nested.to_padded_tensor).")
+    if given := [name for name, argument in others.items() if argument is not None]:
+        raise ValueError(
+            f"Nested tensors go without {', '.join(given)}: give None or False for it, or pad the tensors "
+            "(torch.nested.to_padded_tensor)."
+        )
     padded, padding = pad("query", query)
     context, context_padding = (None, padding) if key is None else pad("key", key)
     values = None if value is None else pad("value", value)[0]

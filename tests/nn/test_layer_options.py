@@ -153,6 +153,7 @@ class TestContextCache:
             (True, {"key": tokens(7)}, "holds a context already: leave key out, or start a new cache"),
             (True, {"query": tokens(4, batch=3)}, "The cache holds a batch of 2, got 3; start a new cache"),
             (True, {"queries": slice(1)}, "queries is for self-attention"),
+            (True, {"heads": 6}, "The cache holds keys of 3 heads, this layer has 6: each layer needs a cache"),
             (True, {"key_padding_mask": torch.zeros(2, 6).bool()}, r"\(batch, keys\) = \(2, 7\)"),
         ],
     )
@@ -160,6 +161,7 @@ class TestContextCache:
         attention, cache = layer("hyla"), ContextCache()
         if filled:
             attention(tokens(4), tokens(7), cache=cache)
+        attention = HyperAttention(12, options.pop("heads")).double() if "heads" in options else attention
         with pytest.raises(ValueError, match=words):
             attention(**{"query": tokens(4), "cache": cache, **options})
 
@@ -183,7 +185,7 @@ def test_sequences_of_different_lengths(layout):
         torch.testing.assert_close(given, attention(part[None])[0])
     (nested + out).values().sum().backward() if layout == torch.jagged else out.to_padded_tensor(0.0).sum().backward()
     assert attention.value_proj.weight.grad.abs().max() > 0
-    with pytest.raises(ValueError, match="Nested tensors go without key_padding_mask, mask"):
+    with pytest.raises(ValueError, match="Nested tensors go without mask"):
         attention(nested, mask=torch.ones(7, 7, dtype=torch.bool))
 
 
@@ -278,5 +280,14 @@ class TestPositionsOfTokens:
             with pytest.raises(ValueError, match="positions is for self-attention of a layer with position='rotary'"):
                 attention(tokens(), positions=counted, **given)
         nested = torch.nested.nested_tensor([tokens(7)[0]], layout=torch.jagged)
-        with pytest.raises(ValueError, match="Nested tensors go without .*positions"):
+        with pytest.raises(ValueError, match="Nested tensors go without positions"):
             rotary(nested, positions=counted)
+        with pytest.raises(ValueError, match="key is a nested tensor, and query is none"):
+            layer("hyla")(tokens(), nested)
+        for given, error, words in (
+            (counted[0], ValueError, r"\(batch, length\) = \(2, 7\) or \(1, 7\), got \(7,\)"),
+            (counted[:, 1:], ValueError, r"got \(1, 6\)"),
+            ([0, 1], TypeError, "positions must be a torch.Tensor, got list"),
+        ):
+            with pytest.raises(error, match=words):
+                rotary(tokens(), positions=given)

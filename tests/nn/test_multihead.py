@@ -173,6 +173,48 @@ def test_weights_are_the_codes_of_hyla():
     torch.testing.assert_close(mean, codes[0].mean(1))
 
 
+@pytest.mark.parametrize("lowest", [-1e4, -1e9, torch.finfo(torch.float32).min])
+def test_large_negative_numbers_hide_as_from_a_softmax(lowest):
+    """Added to all of a pair's scores they would leave a code of size 1, and the future in sight."""
+    layer, x = MultiheadHyperAttention(E, H, batch_first=True), torch.randn(2, 5, E)
+    hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    expected = layer(x, x, x, attn_mask=hidden)
+    torch.testing.assert_close(layer(x, x, x, attn_mask=torch.zeros(5, 5).masked_fill(hidden, lowest)), expected)
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    given = layer(x, x, x, key_padding_mask=torch.zeros(2, 5).masked_fill(padding, lowest))
+    torch.testing.assert_close(given, layer(x, x, x, key_padding_mask=padding))
+
+
+def test_masks_of_heads_in_one_traced_graph():
+    theirs, ours = pair(batch_first=True)
+    x = tokens(2, 5, E)
+    per_head = (torch.rand(2 * H, 5, 5, generator=torch.Generator().manual_seed(4)) > 0.6).index_fill(
+        2, torch.tensor(0), False
+    )
+    traced = torch.compile(ours, backend="eager", fullgraph=True)
+    for given, expected in zip(traced(x, x, x, attn_mask=per_head), theirs(x, x, x, attn_mask=per_head), strict=True):
+        torch.testing.assert_close(given, expected, rtol=1e-6, atol=1e-6)
+    hyla = torch.compile(MultiheadHyperAttention(E, H, batch_first=True).double(), backend="eager")
+    with pytest.raises(Exception, match=r"under torch.compile and vmap give it as \(Tq, Tk\)"):
+        hyla(x, x, x, attn_mask=per_head)
+
+
+def test_floating_masks_of_every_example_under_vmap():
+    layer, x = MultiheadHyperAttention(E, H, batch_first=True), torch.randn(4, 5, E)
+    masks = torch.randn(4, 5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
+
+    def output(x, mask):
+        return layer(x, x, x, attn_mask=mask, need_weights=False)[0]
+
+    found = torch.func.vmap(output)(x, masks)
+    for i in range(4):
+        torch.testing.assert_close(found[i], output(x[i], masks[i]), rtol=1e-5, atol=1e-6)
+
+
+def nested(*lengths):
+    return torch.nested.nested_tensor([torch.randn(length, E) for length in lengths], layout=torch.jagged)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
@@ -183,6 +225,13 @@ def test_weights_are_the_codes_of_hyla():
         (lambda a, x: a(x, x[0], x[0]), ValueError, "must have 3 axes, or 2 without a batch"),
         (lambda a, x: a(x, x, x, attn_mask=torch.ones(4, 5).bool()), ValueError, r"must have shape \(5, 5\) or \(6, 5"),
         (lambda a, x: a(x, x, x, attn_mask=torch.ones(5, 5).long()), TypeError, "boolean .* or floating"),
+        (lambda a, x: a(x, x, x, attn_mask=torch.ones(3, 3), is_causal=True), ValueError, "attn_mask must have shape"),
+        (lambda a, x: a(x, None, None), TypeError, "key must be a torch.Tensor, got NoneType"),
+        (lambda a, x: a(x, x, x, attn_mask=torch.ones(5, 5).numpy()), TypeError, "attn_mask must be a torch.Tensor"),
+        (lambda a, x: a(*[x[0]] * 3, key_padding_mask=torch.zeros(1, 5)), ValueError, r"\(keys,\) = \(5,\), got \(1, 5"),
+        (lambda a, x: a(x, nested(3, 5), nested(3, 5)), ValueError, "all of query, key and value .* or none"),
+        (lambda a, x: a(*3 * [nested(3, 5)]), ValueError, "go without need_weights: give None or False"),
+        (lambda a, x: a(*3 * [nested(3)], None, False, is_causal=True), ValueError, "go without is_causal"),
         (
             lambda a, x: a(
                 x, x, x, attn_mask=torch.eye(5).bool().expand(6, 5, 5) & (torch.arange(6) == 2)[:, None, None]
