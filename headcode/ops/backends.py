@@ -67,6 +67,8 @@ def missing_rule() -> str | None:
         return "forward-mode derivative"
     if onnx_export_active():
         return "translation to ONNX"
+    if not torch.compiler.is_compiling() and torch.jit.is_tracing():
+        return "trace by torch.jit"  # kernels write to memory, which a trace does not see
     return "rule for the transforms of torch.func" if functional_transforms_active() else None
 
 

@@ -228,7 +228,11 @@ def nested(*lengths):
         (lambda a, x: a(x, x, x, attn_mask=torch.ones(3, 3), is_causal=True), ValueError, "attn_mask must have shape"),
         (lambda a, x: a(x, None, None), TypeError, "key must be a torch.Tensor, got NoneType"),
         (lambda a, x: a(x, x, x, attn_mask=torch.ones(5, 5).numpy()), TypeError, "attn_mask must be a torch.Tensor"),
-        (lambda a, x: a(*[x[0]] * 3, key_padding_mask=torch.zeros(1, 5)), ValueError, r"\(keys,\) = \(5,\), got \(1, 5"),
+        (
+            lambda a, x: a(*[x[0]] * 3, key_padding_mask=torch.zeros(1, 5)),
+            ValueError,
+            r"\(keys,\) = \(5,\), got \(1, 5",
+        ),
         (lambda a, x: a(x, nested(3, 5), nested(3, 5)), ValueError, "all of query, key and value .* or none"),
         (lambda a, x: a(*3 * [nested(3, 5)]), ValueError, "go without need_weights: give None or False"),
         (lambda a, x: a(*3 * [nested(3)], None, False, is_causal=True), ValueError, "go without is_causal"),

@@ -71,6 +71,12 @@ def test_a_backend_that_was_asked_for_refuses(backend):
         gradient.sum().backward()
 
 
+def test_a_trace_computes_with_other_numbers():
+    layer, x = HyperAttention(8, 2, causal=True).eval(), torch.randn(2, 5, 8)
+    traced = torch.jit.trace(torch.nn.Sequential(layer), x)
+    torch.testing.assert_close(traced(2 * x), layer(2 * x))
+
+
 def test_an_export_to_onnx_has_no_op_of_ours(monkeypatch, caplog):
     """What ONNX cannot name would end in an error of the exporter; the flag is the one that torch.onnx.export sets."""
     from torch.onnx._internal.exporter import _flags
