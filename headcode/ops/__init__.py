@@ -63,7 +63,8 @@ def hyper_attention(
 
     Args:
         mask: broadcastable to (B, 1, Tq, Tk), shared by the heads. Boolean: True means keep. Floating: added to the
-            scores, and -inf means masked. A masked pair has code 0; a query that sees no key has output 0.
+            scores, and -inf (no other number) means masked. A masked pair has code 0; a query that sees no key has
+            output 0.
         bias: added to the scores, broadcastable to (B, H, Tq, Tk).
         relative_bias: (H, Tq+Tk-1), added to the scores; entry [h, k - q + Tq - 1], q and k counted from 0.
         causal: query i, at position `query_offset + i`, sees the keys up to its own position.
