@@ -109,10 +109,10 @@ class MultiheadHyperAttention(nn.Module):
         _check_tensors(tokens, {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask})
         itself = key is query and value is query
         if query.is_nested:
-            others = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
+            others: dict[str, Any] = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
             others |= {"need_weights": need_weights or None, "is_causal": is_causal or None}
-            context = (None, None) if itself else (key, value)
-            return ragged.run_padded(self.attention, query, *context, others), None
+            keys, values = (None, None) if itself else (key, value)
+            return ragged.run_padded(self.attention, query, keys, values, others), None
         batched = query.dim() == 3
         self._check_axes(tokens, key_padding_mask)
         tokens = tokens[:1] if itself else tokens

@@ -153,7 +153,6 @@ class TestContextCache:
             (True, {"key": tokens(7)}, "holds a context already: leave key out, or start a new cache"),
             (True, {"query": tokens(4, batch=3)}, "The cache holds a batch of 2, got 3; start a new cache"),
             (True, {"queries": slice(1)}, "queries is for self-attention"),
-            (True, {"heads": 6}, "The cache holds keys of 3 heads, this layer has 6: each layer needs a cache"),
             (True, {"key_padding_mask": torch.zeros(2, 6).bool()}, r"\(batch, keys\) = \(2, 7\)"),
         ],
     )
@@ -161,9 +160,16 @@ class TestContextCache:
         attention, cache = layer("hyla"), ContextCache()
         if filled:
             attention(tokens(4), tokens(7), cache=cache)
-        attention = HyperAttention(12, options.pop("heads")).double() if "heads" in options else attention
         with pytest.raises(ValueError, match=words):
             attention(**{"query": tokens(4), "cache": cache, **options})
+
+
+@pytest.mark.parametrize("cache", [ContextCache(), KeyValueCache()])
+def test_a_cache_of_another_number_of_heads_is_refused(cache):
+    context = [tokens(7)] if isinstance(cache, ContextCache) else []
+    layer("hyla", causal=True)(tokens(4), *context, cache=cache)
+    with pytest.raises(ValueError, match="The cache holds keys of 3 heads, this layer has 6: each layer needs a cache"):
+        HyperAttention(12, 6, causal=True).double()(tokens(4), cache=cache)
 
 
 def test_values_of_another_width_than_keys():
