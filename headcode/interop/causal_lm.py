@@ -23,10 +23,16 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     GenerationMixin,
 )
-from transformers.modeling_layers import GenericForSequenceClassification
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+)
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from headcode.interop.hf_cache import HeadcodeCache, as_decoding_cache
@@ -206,12 +212,27 @@ class HeadcodeForCausalLM(HeadcodePreTrainedModel, GenerationMixin):
         return attention_mask
 
 
-class HeadcodeForSequenceClassification(GenericForSequenceClassification, HeadcodePreTrainedModel):
-    """Labels read from the last token that is not padding: (B, T) tokens to (B, num_labels)."""
+class _HeadOnModel(HeadcodePreTrainedModel):
+    """A base model `model`, to which the library adds a head."""
 
     @property
     def transformer(self) -> Transformer:  # type: ignore[override]
         return self.model.transformer
+
+
+class HeadcodeForSequenceClassification(GenericForSequenceClassification, _HeadOnModel):
+    """Labels read from the last token that is not padding: (B, T) tokens to (B, num_labels)."""
+
+
+class HeadcodeForTokenClassification(GenericForTokenClassification, _HeadOnModel):
+    """A label for each token, from what is read up to it: (B, T) tokens to (B, T, num_labels)."""
+
+
+class HeadcodeForQuestionAnswering(GenericForQuestionAnswering, _HeadOnModel):
+    """Where an answer begins and ends in the text: (B, T) tokens to start and end logits (B, T)."""
+
+    get_input_embeddings = HeadcodePreTrainedModel.get_input_embeddings  # the library's head looks for another name
+    set_input_embeddings = HeadcodePreTrainedModel.set_input_embeddings
 
 
 def _is_the_table(head: Any, transformer: Any) -> bool:
@@ -237,6 +258,8 @@ AutoConfig.register(HeadcodeConfig.model_type, HeadcodeConfig, exist_ok=True)
 AutoModel.register(HeadcodeConfig, HeadcodeModel, exist_ok=True)
 AutoModelForCausalLM.register(HeadcodeConfig, HeadcodeForCausalLM, exist_ok=True)
 AutoModelForSequenceClassification.register(HeadcodeConfig, HeadcodeForSequenceClassification, exist_ok=True)
+AutoModelForTokenClassification.register(HeadcodeConfig, HeadcodeForTokenClassification, exist_ok=True)
+AutoModelForQuestionAnswering.register(HeadcodeConfig, HeadcodeForQuestionAnswering, exist_ok=True)
 
 if importlib.util.find_spec("peft") is not None:
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING

@@ -144,6 +144,8 @@ def as_decoding_cache(cache: Any, config: ModelConfig) -> DecodingCache | None:
     """What our layers write to, for a cache of either kind."""
     if cache is None:
         return None
+    if torch.compiler.is_exporting():
+        raise ValueError("An exported graph of a headcode model keeps no cache: export it with use_cache=False.")
     if isinstance(cache, HeadcodeCache):
         return cache.decoding
     if not isinstance(cache, Cache) or isinstance(cache, EncoderDecoderCache):

@@ -59,10 +59,11 @@ def read_inputs(
     elif has_pairs(attention_mask):
         options |= {"mask": _pair_mask(attention_mask, config), "causal": False}
     elif attention_mask.dim() == 2:
+        _check_mask(attention_mask, (shape[0], past + length))
         keeps_a_state = cache is not None and isinstance(cache.layers[0], FastWeightState)
         padding = _padding(attention_mask, config, position_ids is not None)
         # A state has the past's padding behind it already; keys and values are masked anew each time.
-        padding = padding if padding is None else padding[:, -length if keeps_a_state else -(past + length) :]
+        padding = padding[:, -length:] if keeps_a_state and padding is not None else padding
     else:
         raise ValueError(
             f"attention_mask must be (batch, tokens so far) or (batch, 1, new tokens, tokens so far), "
@@ -78,6 +79,19 @@ def _check_length(config: ModelConfig, length: int) -> None:
         raise ValueError(
             f"This model (position {config.position!r}) has places for {config.max_length} tokens, got {length}; "
             f"shorten the prompt or max_new_tokens."
+        )
+
+
+def _check_mask(mask: Tensor, expected: tuple[int, int]) -> None:
+    if tuple(mask.shape) != expected:
+        raise ValueError(
+            f"attention_mask must be (batch, tokens so far) = {expected}, got {tuple(mask.shape)}; with a cache it "
+            f"covers the tokens in the cache too."
+        )
+    if mask.is_floating_point() and not is_compiling() and bool((mask < 0).any()):
+        raise ValueError(
+            "attention_mask (batch, tokens so far) is 1 where a token counts and 0 where it is padding, got negative "
+            "numbers; only a mask of pairs, (batch, 1, new tokens, tokens so far), can have the form added to scores."
         )
 
 

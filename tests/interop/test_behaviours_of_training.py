@@ -11,6 +11,8 @@ pytest.importorskip("transformers")
 
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForTokenClassification,
     DataCollatorWithFlattening,
     Trainer,
     TrainingArguments,
@@ -106,6 +108,36 @@ def test_labels_are_read_from_the_last_token(kind):
     plain, filler = one(tokens()).logits, torch.zeros(2, 3).long()
     for padded in (torch.cat((tokens(), filler), 1), torch.cat((filler, tokens()), 1)):
         close(one(padded, attention_mask=(padded != 0).long()).logits, plain)
+
+
+def test_labels_of_tokens(kind):
+    """Padding and -100 do not count, and a label depends on nothing behind its token."""
+    one = model(kind, "token labels", num_labels=3)
+    assert isinstance(AutoModelForTokenClassification.from_config(one.config), type(one))
+    labels = tokens() % 3
+    labels[0, 4] = -100
+    found = one(tokens(), labels=labels)
+    assert found.logits.shape == (2, 7, 3)
+    close(found.loss, F.cross_entropy(found.logits.flatten(0, 1), labels.flatten(), ignore_index=-100), 1e-6)
+    close(one(tokens()[:, :4]).logits, found.logits[:, :4])
+    padded = torch.cat((torch.zeros(2, 3).long(), tokens()), 1)
+    close(one(padded, attention_mask=(padded != 0).long()).logits[:, 3:], found.logits)
+    found.loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in one.parameters())
+
+
+def test_answers_in_a_text(kind):
+    """The two places of an answer; the embeddings can be got, set and resized as with the other heads."""
+    one = model(kind, "answers")
+    assert isinstance(AutoModelForQuestionAnswering.from_config(one.config), type(one))
+    first, last = torch.tensor([1, 5]), torch.tensor([3, 6])
+    found = one(tokens(), start_positions=first, end_positions=last)
+    expected = (F.cross_entropy(found.start_logits, first) + F.cross_entropy(found.end_logits, last)) / 2
+    close(found.loss, expected, 1e-6)
+    found.loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in one.parameters())
+    if kind != "llama":  # whose head looks for its embeddings by another name
+        assert one.resize_token_embeddings(VOCABULARY + 2) is one.get_input_embeddings()
 
 
 def test_mixed_precision(kind):
