@@ -12,7 +12,6 @@ pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache, EncoderDecoderCache
-
 from transformers.integrations.executorch import convert_and_export_with_cache
 
 from headcode.interop import HeadcodeCache, HeadcodeConfig
