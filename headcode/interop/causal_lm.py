@@ -42,7 +42,6 @@ from headcode.nn import Transformer
 from headcode.nn.plain import why_called
 
 _LOSS_OPTIONS = ("num_items_in_batch", "shift_labels", "ignore_index")
-_LORA_PARTS = ["query_proj", "value_proj"]
 
 
 class HeadcodeForCausalLM(HeadcodePreTrainedModel, GenerationMixin):
@@ -261,8 +260,20 @@ AutoModelForSequenceClassification.register(HeadcodeConfig, HeadcodeForSequenceC
 AutoModelForTokenClassification.register(HeadcodeConfig, HeadcodeForTokenClassification, exist_ok=True)
 AutoModelForQuestionAnswering.register(HeadcodeConfig, HeadcodeForQuestionAnswering, exist_ok=True)
 
-if importlib.util.find_spec("peft") is not None:
-    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
-    # What LoRA adapts where nothing else is asked for: as for other decoders, queries and values.
-    TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.setdefault(HeadcodeConfig.model_type, _LORA_PARTS)
+def _name_parts_for_peft() -> None:
+    """What adapters change where nothing else is asked for: as in other decoders."""
+    from peft.utils import constants
+
+    kind, feedforward = HeadcodeConfig.model_type, ["feedforward.output_proj"]
+    for name, mapping in vars(constants).items():
+        if name.endswith("_TARGET_MODULES_MAPPING") and mapping.get("llama") == ["q_proj", "v_proj"]:
+            mapping.setdefault(kind, ["query_proj", "value_proj"])
+    constants.TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING.setdefault(kind, feedforward)
+    constants.TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING.setdefault(
+        kind, ["key_proj", "value_proj", *feedforward]
+    )
+
+
+if importlib.util.find_spec("peft") is not None:
+    _name_parts_for_peft()

@@ -99,7 +99,7 @@ def _summary(result: Mapping[str, Any]) -> list[Block]:
         _heat(result),
         Text(
             f"Skill on sentences that the decoder has not seen: 0 is guessing, 1 is always right. Blue: clearly ahead "
-            f"of all three controls, by {WORTH_TELLING} or more. Grey: a control tells it about as well."
+            f"of all three controls, by {WORTH_TELLING} or more. Grey: not clearly ahead."
         ),
         Heading("Layer by layer"),
         Points(layer_sentences(rows)),

@@ -3,6 +3,8 @@
 `docs/huggingface.md` has a row for each of these tests.
 """
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -237,6 +239,23 @@ def test_lora_with_default_parts(kind, checkpointing, tmp_path):
     found = adapted(tokens()).logits.detach()
     assert (found - expected).abs().max() > 1e-4
     close(peft.PeftModel.from_pretrained(model(kind), tmp_path)(tokens()).logits, found)
+    close(adapted.merge_and_unload()(tokens()).logits, found)
+
+
+@pytest.mark.parametrize("method", ["LoHaConfig", "IA3Config", "VeraConfig", "OFTConfig"])
+def test_other_adapters_with_default_parts(kind, method):
+    """They find the parts of every layer, learn alone, and can be merged."""
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(model(kind), getattr(peft, method)(task_type="CAUSAL_LM")).train()
+    optimizer = torch.optim.SGD(adapted.parameters(), 1.0)
+    for _ in range(2):
+        adapted(input_ids=tokens(), labels=tokens()).loss.backward()
+        optimizer.step()
+    learning = [name for name, parameter in adapted.named_parameters() if parameter.grad is not None]
+    assert {re.search(r"\.(\d+)\.", name)[1] for name in learning} == set(map(str, range(LAYERS)))
+    adapted.eval()
+    found = adapted(tokens()).logits.detach()
+    assert (found - model(kind)(tokens()).logits).abs().max() > 1e-4
     close(adapted.merge_and_unload()(tokens()).logits, found)
 
 
