@@ -7,7 +7,10 @@ import re
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 pytest.importorskip("transformers")
 
@@ -216,6 +219,28 @@ def test_accelerate(kind):
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     assert accelerator.unwrap_model(wrapped) is one
+
+
+def _one_of_two(rank, kind, store):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    one, whole = model(kind).train(), model(kind).train()
+    for block in one.model.layers if kind == "llama" else one.transformer.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(one, mesh=mesh)
+    _, expected = gradients(whole)
+    one(tokens(), labels=tokens()).loss.backward()
+    for name, parameter in one.named_parameters():
+        close(parameter.grad.full_tensor(), expected[name], 1e-6)
+    options = {"max_new_tokens": 3, "do_sample": False}
+    assert torch.equal(one.eval().generate(tokens(), **options), whole.eval().generate(tokens(), **options))
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_sharded_by_two_processes(kind, tmp_path):
+    """Gradients and texts of a model whose blocks are divided by FSDP are those of the whole model."""
+    torch.multiprocessing.spawn(_one_of_two, (kind, tmp_path / "store"), 2)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
