@@ -67,7 +67,7 @@ class Command:
     def run(self) -> None:
         from headcode.analysis.lens import open_model, study_model
         from headcode.interop.huggingface import quiet_loading
-        from headcode.report.lens import layer_sentence, lens_page
+        from headcode.report.lens import layer_sentences, lens_page, not_asked
 
         source, given = self._read_input()
         if self.out.suffix.lower() not in (".html", ".htm"):
@@ -90,9 +90,8 @@ class Command:
         if self.json:
             print_json(result)
             return
-        rows = result["separation"]
-        for layer in dict.fromkeys(row["layer"] for row in rows):
-            print(layer_sentence([row for row in rows if row["layer"] == layer]))
+        for sentence in (*layer_sentences(result["separation"]), *not_asked(result["card"])):
+            print(sentence)
         for number, reason in result["unreadable"].items():
             print(f"Layer {number} cannot be read: {reason}")
         worst = max(layer["relative_error"] for layer in result["layers"])

@@ -8,7 +8,9 @@ _HUGGING_FACE = (
     "HeadcodeCache",
     "HeadcodeConfig",
     "HeadcodeForCausalLM",
+    "HeadcodeForQuestionAnswering",
     "HeadcodeForSequenceClassification",
+    "HeadcodeForTokenClassification",
     "HeadcodeModel",
 )
 

@@ -23,21 +23,25 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     GenerationMixin,
 )
-from transformers.modeling_layers import GenericForSequenceClassification
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+)
 from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.utils import can_return_tuple
 
 from headcode.interop.hf_cache import HeadcodeCache, as_decoding_cache
-from headcode.interop.hf_inputs import ABSOLUTE, has_pairs
+from headcode.interop.hf_inputs import ABSOLUTE, has_pairs, read_inputs
 from headcode.interop.hf_model import HeadcodeModel, HeadcodePreTrainedModel, refuse
 from headcode.nn import Transformer
 from headcode.nn.plain import why_called
 
 _LOSS_OPTIONS = ("num_items_in_batch", "shift_labels", "ignore_index")
-_LORA_PARTS = ["query_proj", "value_proj"]
 
 
 class HeadcodeForCausalLM(HeadcodePreTrainedModel, GenerationMixin):
@@ -63,7 +67,6 @@ class HeadcodeForCausalLM(HeadcodePreTrainedModel, GenerationMixin):
     def transformer(self) -> Transformer:  # type: ignore[override]
         return self.model.transformer
 
-    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -76,6 +79,7 @@ class HeadcodeForCausalLM(HeadcodePreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: Any = None,
         logits_to_keep: int | Tensor = 0,
+        return_dict: bool | None = None,
         **loss_options: Any,
     ) -> Any:
         """Logits, and with `labels` (the tokens themselves; -100 is left out) the mean loss of the next token.
@@ -84,33 +88,29 @@ class HeadcodeForCausalLM(HeadcodePreTrainedModel, GenerationMixin):
             logits_to_keep: how many of the last positions have logits (0: all), or which ones.
             loss_options: num_items_in_batch, shift_labels, ignore_index.
         """
-        refuse({name: value for name, value in loss_options.items() if name not in _LOSS_OPTIONS})
-        options = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
-        defaults = (getattr(self.config, name) if value is None else value for name, value in options.items())
-        whole = input_ids is not None and inputs_embeds is None and type(logits_to_keep) is int
+        if loss_options:
+            refuse({name: value for name, value in loss_options.items() if name not in _LOSS_OPTIONS})
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         found: Any = None
-        if whole and not any(defaults) and self._may_pass_by_the_parts():
+        if inputs_embeds is None and not output_attentions and not output_hidden_states:
             found = self._logits_at_once(
                 input_ids, attention_mask, position_ids, past_key_values, use_cache, logits_to_keep
             )
         if found is None:
             arguments = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
-            outputs = self.model(*arguments, **options, return_dict=True)
-            logits = self._logits(_kept(outputs.last_hidden_state, logits_to_keep))
-            found = logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions
+            body = self.model(*arguments, output_attentions, output_hidden_states, return_dict=True)
+            logits = self._logits(_kept(body.last_hidden_state, logits_to_keep))
+            found = logits, body.past_key_values, body.hidden_states, body.attentions
         logits, cache, states, codes = found
         loss = None if labels is None else self._loss(logits, labels, **loss_options)
-        return CausalLMOutputWithPast(
+        outputs = CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=cache, hidden_states=states, attentions=codes
         )
-
-    def _may_pass_by_the_parts(self) -> bool:
-        """Whether the transformer can compute logits from tokens by itself, in its own kernels."""
-        model, head = self.model, self.lm_head
-        if (model.gradient_checkpointing and model.training) or why_called(model, HeadcodeModel) is not None:
-            return False
-        embedding = model.transformer.embedding
-        return head is None or (why_called(head, nn.Linear) is None and head.weight is getattr(embedding, "weight", 0))
+        whole = self.config.return_dict if return_dict is None else return_dict
+        return outputs if whole else outputs.to_tuple()
 
     def _logits_at_once(
         self,
@@ -121,13 +121,31 @@ class HeadcodeForCausalLM(HeadcodePreTrainedModel, GenerationMixin):
         use_cache: bool | None,
         logits_to_keep: Any,
     ) -> Any:
-        """None if the layers have to know more than the transformer's own arguments say."""
-        cache = self.model.find_cache(past_key_values, use_cache, has_pairs(attention_mask))
-        decoding = None if cache is None else as_decoding_cache(cache, self.config.num_layers)
-        inputs = self.model.read_inputs(input_ids, attention_mask, position_ids, decoding)
+        """What the transformer makes of tokens by itself, in its own kernels; None if the parts have to be called.
+
+        Every token of `generate` comes through here, so parts are read from where modules keep them.
+        """
+        parts: Any = self._modules
+        model, head = parts["model"], parts.get("lm_head")
+        transformer = model._modules["transformer"]
+        if (
+            not isinstance(input_ids, Tensor)
+            or input_ids.dim() != 2  # what is wrong is said where the parts are called
+            or type(logits_to_keep) is not int
+            or (model.gradient_checkpointing and model.training)
+            or why_called(model, HeadcodeModel) is not None
+        ):
+            return None
+        if head is not None and not _is_the_table(head, transformer):
+            return None
+        cache = past_key_values
+        if cache is None:
+            cache = model.find_cache(None, use_cache, has_pairs(attention_mask))
+        decoding = as_decoding_cache(cache, transformer.config)
+        inputs = read_inputs(transformer.config, input_ids.shape, attention_mask, position_ids, decoding)
         if inputs.options or inputs.positions is not None:
             return None
-        logits = self.transformer(
+        logits = transformer(
             input_ids,
             queries=slice(-logits_to_keep, None) if logits_to_keep else None,
             key_padding_mask=inputs.padding,
@@ -136,9 +154,13 @@ class HeadcodeForCausalLM(HeadcodePreTrainedModel, GenerationMixin):
         return logits, cache, None, None
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        if self.lm_head is None:
-            return self.transformer.output_proj(hidden)  # type: ignore[misc]
-        return self.lm_head(hidden / self.transformer.config.logit_divisor)
+        transformer, head = self.transformer, self.lm_head
+        if head is None:
+            return transformer.output_proj(hidden)  # type: ignore[misc]
+        hidden = hidden / transformer.config.logit_divisor
+        if _is_the_table(head, transformer):
+            return hidden @ transformer.token_table(hidden.device).T
+        return head(hidden)
 
     def _loss(self, logits: Tensor, labels: Tensor, **options: Any) -> Tensor:
         if logits.shape[:2] != labels.shape[:2]:
@@ -189,12 +211,37 @@ class HeadcodeForCausalLM(HeadcodePreTrainedModel, GenerationMixin):
         return attention_mask
 
 
-class HeadcodeForSequenceClassification(GenericForSequenceClassification, HeadcodePreTrainedModel):
-    """Labels read from the last token that is not padding: (B, T) tokens to (B, num_labels)."""
+class _HeadOnModel(HeadcodePreTrainedModel):
+    """A base model `model`, to which the library adds a head."""
 
     @property
     def transformer(self) -> Transformer:  # type: ignore[override]
         return self.model.transformer
+
+
+class HeadcodeForSequenceClassification(GenericForSequenceClassification, _HeadOnModel):
+    """Labels read from the last token that is not padding: (B, T) tokens to (B, num_labels)."""
+
+
+class HeadcodeForTokenClassification(GenericForTokenClassification, _HeadOnModel):
+    """A label for each token, from what is read up to it: (B, T) tokens to (B, T, num_labels)."""
+
+
+class HeadcodeForQuestionAnswering(GenericForQuestionAnswering, _HeadOnModel):
+    """Where an answer begins and ends in the text: (B, T) tokens to start and end logits (B, T)."""
+
+    get_input_embeddings = HeadcodePreTrainedModel.get_input_embeddings  # the library's head looks for another name
+    set_input_embeddings = HeadcodePreTrainedModel.set_input_embeddings
+
+
+def _is_the_table(head: Any, transformer: Any) -> bool:
+    """Whether the logits are read with the embeddings, which may have an adapter; else `head` must be called."""
+    embedding = transformer._modules["embedding"]
+    table = embedding._parameters.get("weight")
+    if table is None:
+        table = getattr(embedding, "weight", None)  # an adapter shows the table that it changes
+    weight = head._parameters.get("weight")
+    return weight is not None and weight is table and why_called(head, nn.Linear) is None
 
 
 def _kept(hidden: Tensor, kept: int | Tensor) -> Tensor:
@@ -210,9 +257,23 @@ AutoConfig.register(HeadcodeConfig.model_type, HeadcodeConfig, exist_ok=True)
 AutoModel.register(HeadcodeConfig, HeadcodeModel, exist_ok=True)
 AutoModelForCausalLM.register(HeadcodeConfig, HeadcodeForCausalLM, exist_ok=True)
 AutoModelForSequenceClassification.register(HeadcodeConfig, HeadcodeForSequenceClassification, exist_ok=True)
+AutoModelForTokenClassification.register(HeadcodeConfig, HeadcodeForTokenClassification, exist_ok=True)
+AutoModelForQuestionAnswering.register(HeadcodeConfig, HeadcodeForQuestionAnswering, exist_ok=True)
+
+
+def _name_parts_for_peft() -> None:
+    """What adapters change where nothing else is asked for: as in other decoders."""
+    from peft.utils import constants
+
+    kind, feedforward = HeadcodeConfig.model_type, ["feedforward.output_proj"]
+    for name, mapping in vars(constants).items():
+        if name.endswith("_TARGET_MODULES_MAPPING") and mapping.get("llama") == ["q_proj", "v_proj"]:
+            mapping.setdefault(kind, ["query_proj", "value_proj"])
+    constants.TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING.setdefault(kind, feedforward)
+    constants.TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING.setdefault(
+        kind, ["key_proj", "value_proj", *feedforward]
+    )
+
 
 if importlib.util.find_spec("peft") is not None:
-    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-
-    # What LoRA adapts where nothing else is asked for: as for other decoders, queries and values.
-    TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.setdefault(HeadcodeConfig.model_type, _LORA_PARTS)
+    _name_parts_for_peft()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 
-from headcode.nn import DecodingCache, FastWeightState, KeyValueCache, Transformer
+from headcode.nn import DecodingCache, FastWeightState, KeyValueCache, ModelConfig, Transformer
 from headcode.nn.cache import LayerCache
 from headcode.nn.config import can_recur
 
@@ -99,6 +99,7 @@ class HeadcodeCache(Cache):
 
     max_cache_len = -1
     """No end; peft asks by this name."""
+    is_compileable = False
 
     def __init__(self, model: nn.Module, recurrent: bool | None = None) -> None:
         transformer: Any = model if isinstance(model, Transformer) else model.transformer
@@ -139,8 +140,12 @@ class LibraryLayer(KeyValueCache):
         """After an error the library's caches stay as they are, with its own models too."""
 
 
-def as_decoding_cache(cache: Any, num_layers: int) -> DecodingCache:
+def as_decoding_cache(cache: Any, config: ModelConfig) -> DecodingCache | None:
     """What our layers write to, for a cache of either kind."""
+    if cache is None:
+        return None
+    if torch.compiler.is_exporting():
+        raise ValueError("An exported graph of a headcode model keeps no cache: export it with use_cache=False.")
     if isinstance(cache, HeadcodeCache):
         return cache.decoding
     if not isinstance(cache, Cache) or isinstance(cache, EncoderDecoderCache):
@@ -150,4 +155,4 @@ def as_decoding_cache(cache: Any, num_layers: int) -> DecodingCache:
         )
     if any(cache.is_sliding):
         raise ValueError(f"A {type(cache).__name__} with a sliding window loses keys that these models attend to.")
-    return DecodingCache([LibraryLayer(cache, index) for index in range(num_layers)])
+    return DecodingCache([LibraryLayer(cache, index) for index in range(config.num_layers)])

@@ -39,9 +39,11 @@ _ROWS = {
     "position": "position",
     "length": "max_position_embeddings",
 }
-_AUTO = {
-    "HeadcodeForCausalLM": ("AutoModelForCausalLM", "pipeline_tag: text-generation\n"),
-    "HeadcodeForSequenceClassification": ("AutoModelForSequenceClassification", "pipeline_tag: text-classification\n"),
+_PIPELINES = {
+    "CausalLM": "text-generation",
+    "SequenceClassification": "text-classification",
+    "TokenClassification": "token-classification",
+    "QuestionAnswering": "question-answering",
 }
 
 
@@ -50,7 +52,9 @@ def write_card(model: Any, folder: str | os.PathLike) -> None:
     path = Path(folder) / CARD
     if path.exists() or not path.parent.is_dir():
         return
-    auto, pipeline = _AUTO.get(type(model).__name__, ("AutoModel", ""))
+    head = type(model).__name__.partition("For")[2]
+    auto = f"AutoModelFor{head}" if head in _PIPELINES else "AutoModel"
+    pipeline = f"pipeline_tag: {_PIPELINES[head]}\n" if head in _PIPELINES else ""
     rows = "\n".join(f"| {title} | {getattr(model.config, field)} |" for title, field in _ROWS.items())
     values = {"name": path.parent.resolve().name, "method": model.config.method, "rows": rows, "auto": auto}
     path.write_text(_TEXT.format(**values, parameters=model.num_parameters(), pipeline=pipeline), encoding="utf-8")

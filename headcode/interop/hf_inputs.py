@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headcode.nn import DecodingCache, FastWeightState, ModelConfig
-from headcode.nn.generation import longest_sequence
+from headcode.nn.generation import BOUNDED_POSITIONS
 
 ABSOLUTE = ("learned", "sinusoidal", "relative_learned")
 """Kinds of position that are added to tokens; the others only know how far two tokens are apart."""
@@ -24,6 +24,9 @@ class Inputs(NamedTuple):
     """Further ones of every attention layer."""
 
 
+_PLAIN = Inputs(None, None, {})
+
+
 def is_compiling() -> bool:
     """Whether the call is traced, so that nothing may depend on the numbers in a tensor."""
     return torch.compiler.is_compiling() or torch.compiler.is_exporting()
@@ -35,14 +38,17 @@ def has_pairs(attention_mask: Tensor | None) -> bool:
 
 def read_inputs(
     config: ModelConfig,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     cache: DecodingCache | None,
 ) -> Inputs:
     """For new tokens of `shape` (B, T)."""
     past, length = 0 if cache is None else cache.length, shape[1]
-    _check_length(config, past + length)
+    if config.position in BOUNDED_POSITIONS:
+        _check_length(config, past + length)
+    if attention_mask is None and position_ids is None:
+        return _PLAIN
     positions = _positions(config, shape, attention_mask, position_ids, past)
     options: dict[str, Any] = {}
     padding = segments = None
@@ -53,10 +59,11 @@ def read_inputs(
     elif has_pairs(attention_mask):
         options |= {"mask": _pair_mask(attention_mask, config), "causal": False}
     elif attention_mask.dim() == 2:
+        _check_mask(attention_mask, (shape[0], past + length))
         keeps_a_state = cache is not None and isinstance(cache.layers[0], FastWeightState)
         padding = _padding(attention_mask, config, position_ids is not None)
         # A state has the past's padding behind it already; keys and values are masked anew each time.
-        padding = padding if padding is None else padding[:, -length if keeps_a_state else -(past + length) :]
+        padding = padding[:, -length:] if keeps_a_state and padding is not None else padding
     else:
         raise ValueError(
             f"attention_mask must be (batch, tokens so far) or (batch, 1, new tokens, tokens so far), "
@@ -68,11 +75,23 @@ def read_inputs(
 
 
 def _check_length(config: ModelConfig, length: int) -> None:
-    limit = longest_sequence(config)
-    if limit is not None and length > limit:
+    if length > config.max_length:
         raise ValueError(
-            f"This model (position {config.position!r}) has places for {limit} tokens, got {length}; "
+            f"This model (position {config.position!r}) has places for {config.max_length} tokens, got {length}; "
             f"shorten the prompt or max_new_tokens."
+        )
+
+
+def _check_mask(mask: Tensor, expected: tuple[int, int]) -> None:
+    if tuple(mask.shape) != expected:
+        raise ValueError(
+            f"attention_mask must be (batch, tokens so far) = {expected}, got {tuple(mask.shape)}; with a cache it "
+            f"covers the tokens in the cache too."
+        )
+    if mask.is_floating_point() and not is_compiling() and bool((mask < 0).any()):
+        raise ValueError(
+            "attention_mask (batch, tokens so far) is 1 where a token counts and 0 where it is padding, got negative "
+            "numbers; only a mask of pairs, (batch, 1, new tokens, tokens so far), can have the form added to scores."
         )
 
 
@@ -103,13 +122,13 @@ def _pair_mask(mask: Tensor, config: ModelConfig) -> Tensor:
 
 
 def _positions(
-    config: ModelConfig, shape: tuple[int, int], mask: Tensor | None, position_ids: Tensor | None, past: int
+    config: ModelConfig, shape: tuple[int, ...], mask: Tensor | None, position_ids: Tensor | None, past: int
 ) -> Tensor | None:
     """position_ids wherever they differ from the order of the tokens and the layers have to know."""
     if position_ids is None or config.position == "none":
         return None
     if position_ids.dim() != 2 or position_ids.shape[0] not in (1, shape[0]) or position_ids.shape[1] != shape[1]:
-        raise ValueError(f"position_ids must be (batch, new tokens) = {shape}, got {tuple(position_ids.shape)}.")
+        raise ValueError(f"position_ids must be (batch, new tokens) = {tuple(shape)}, got {tuple(position_ids.shape)}.")
     if is_compiling():
         if config.position in _BANDED:
             raise ValueError("position_ids of a T5 band cannot be checked in a compiled graph; leave them out.")
@@ -129,7 +148,7 @@ def _counted(position_ids: Tensor, past: int) -> Tensor:
     return places.expand_as(position_ids)
 
 
-def _are_shifted(position_ids: Tensor, mask: Tensor | None, shape: tuple[int, int], past: int) -> bool:
+def _are_shifted(position_ids: Tensor, mask: Tensor | None, shape: tuple[int, ...], past: int) -> bool:
     """Whether all distances between visible tokens are those of their order."""
     if mask is None:
         return past == 0  # every step other than 1 begins another sequence

@@ -79,6 +79,12 @@ class HeadcodePreTrainedModel(PreTrainedModel):
         if options.get("is_main_process", True):
             write_card(self, save_directory)
 
+    @property
+    def device(self) -> torch.device:
+        """Of the embeddings. `generate` asks twice for every token, and the library looks through all modules."""
+        weight = self.transformer.embedding._parameters.get("weight")
+        return super().device if weight is None else weight.device
+
     def get_input_embeddings(self) -> nn.Module:
         return self.transformer.embedding
 
@@ -158,8 +164,9 @@ class HeadcodeModel(HeadcodePreTrainedModel):
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         cache = self.find_cache(past_key_values, use_cache, bool(wants_codes) or has_pairs(attention_mask))
         tokens = self._tokens(input_ids, inputs_embeds)
-        decoding = None if cache is None else as_decoding_cache(cache, self.config.num_layers)
-        inputs = self.read_inputs(tokens, attention_mask, position_ids, decoding)
+        decoding = as_decoding_cache(cache, self.transformer.config)
+        shape = (tokens.shape[0], tokens.shape[1])
+        inputs = read_inputs(self.transformer.config, shape, attention_mask, position_ids, decoding)
         states: list[Tensor] | None = None if wanted is None or wanted is False else []
         with self._recorded_codes(bool(wants_codes)) as codes:
             hidden = self._run(tokens, inputs, decoding, states, recomputed=not wants_codes)
@@ -194,12 +201,6 @@ class HeadcodeModel(HeadcodePreTrainedModel):
         if past_key_values is not None:
             return past_key_values
         return HeadcodeCache(self, recurrent=False if by_pairs or torch.is_grad_enabled() else None)
-
-    def read_inputs(
-        self, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: DecodingCache | None
-    ) -> Inputs:
-        shape = (tokens.shape[0], tokens.shape[1])
-        return read_inputs(self.transformer.config, shape, attention_mask, position_ids, cache)
 
     def _run(
         self,

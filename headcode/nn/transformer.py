@@ -312,13 +312,13 @@ class Transformer(nn.Module):
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """The products of the normalised tokens with the table, times the scale of logits."""
-        table, divisor = self._token_table(hidden.device), self.config.logit_divisor
+        table, divisor = self.token_table(hidden.device), self.config.logit_divisor
         logits = run_fused_logits(self.final_norm, hidden, table, 1 / divisor)
         if logits is None:
             logits = (self.final_norm(hidden) / divisor) @ table.T
         return logits
 
-    def _token_table(self, device: torch.device) -> Tensor:
+    def token_table(self, device: torch.device) -> Tensor:
         """The embeddings (vocab_size, dim) of all tokens, whose products with the output are the logits."""
         weight = own_weight(self.embedding, nn.Embedding)
         if weight is not None:

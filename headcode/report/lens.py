@@ -13,7 +13,7 @@ from headcode.report.page import Block, Figure, Folded, Heading, Page, Points, T
 
 WORTH_TELLING = 0.1
 """How far ahead of the best control a layer must be for the summary to tell of it."""
-_TOLD, _PAIRS_NAMED = 4, 3
+_PAIRS_NAMED = 3
 
 
 def lens_page(result: Mapping[str, Any], source: str, out: str | Path, pictures: Path) -> Path:
@@ -51,34 +51,60 @@ def plus_minus(value: Mapping[str, float], digits: int = 2) -> str:
     return f"{value['value']:.{digits}f} ± {value['high'] - value['value']:.{digits}f}".replace("-", "−")
 
 
-def layer_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What one layer's codes separate, in words."""
-    layer = rows[0]["layer"]
-    told = sorted((row for row in rows if is_told(row)), key=margin, reverse=True)
-    if not told:
-        return f"Layer {layer}: nothing that the controls do not tell as well."
-    parts = [
-        f"{row['question']} {plus_minus(row['skill'])} (best control {max(row['controls'].values()):.2f})".replace(
-            "control -", "control −"
-        )
-        for row in told[:_TOLD]
-    ]
-    rest = [row["question"] for row in told[_TOLD:]]
-    return f"Layer {layer}: " + ", ".join(parts) + (f"; also {', '.join(rest)}" if rest else "") + "."
+def layer_sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What each layer's codes separate, in words: what is new there, what goes on, and what a control tells as well."""
+    highest: dict[str, Mapping[str, Any]] = {}
+    for row in filter(is_told, rows):
+        found = highest.setdefault(row["question"], row)
+        highest[row["question"]] = max(found, row, key=lambda each: each["skill"]["value"])
+    if len({row["layer"] for row in rows}) == 1:
+        highest = {}  # nothing to compare with
+    sentences: list[str] = []
+    before: list[str] = []
+    for layer in dict.fromkeys(row["layer"] for row in rows):
+        mine = [row for row in rows if row["layer"] == layer]
+        told = sorted((row for row in mine if is_told(row)), key=margin, reverse=True)
+        words = {
+            "New" if sentences else "Told": [row for row in told if row["question"] not in before],
+            "Still": [row for row in told if row["question"] in before],
+            "No longer": [row for row in mine if row["question"] in before and not is_told(row)],
+        }
+        parts = []
+        for word, each in words.items():
+            named = [_in_words(row, word != "Still", row is highest.get(row["question"])) for row in each]
+            parts += [f"{word}: {', '.join(named)}."] if named else []
+        sentences.append(f"Layer {layer}. " + (" ".join(parts) or "Nothing that the controls do not tell as well."))
+        before = [row["question"] for row in told]
+    return sentences
+
+
+def _in_words(row: Mapping[str, Any], in_full: bool, is_highest: bool) -> str:
+    best = f"best control {max(row['controls'].values()):.2f}".replace("-", "−")
+    notes = [*([best] if in_full else []), *(["its highest"] if is_highest else [])]
+    skill = plus_minus(row["skill"]) if in_full else f"{row['skill']['value']:.2f}".replace("-", "−")
+    return f"{row['question']} {skill}" + (f" ({', '.join(notes)})" if notes else "")
+
+
+def not_asked(card: Mapping[str, Any]) -> list[str]:
+    return [f"Not asked: {name}, because {why}." for name, why in card["not_asked"].items()]
 
 
 def _summary(result: Mapping[str, Any]) -> list[Block]:
     rows = result["separation"]
-    by_layer = {row["layer"]: [r for r in rows if r["layer"] == row["layer"]] for row in rows}
     known = [*_told_by_patching(result), _told_by_check(result)]
     if not rows:
-        return [Points(known)]
+        return [Text("No question could be asked of the codes."), Points([*not_asked(result["card"]), *known])]
     return [
-        Text(_verdict(result, [row for row in rows if is_told(row)])),
+        Text(_verdict(rows)),
         _heat(result),
-        Points([*_by_question(rows), *known]),
+        Text(
+            f"Skill on sentences that the decoder has not seen: 0 is guessing, 1 is always right. Blue: clearly ahead "
+            f"of all three controls, by {WORTH_TELLING} or more. Grey: not clearly ahead."
+        ),
         Heading("Layer by layer"),
-        Points([layer_sentence(each) for each in by_layer.values()]),
+        Points(layer_sentences(rows)),
+        Heading("Are the codes used?"),
+        Points(known),
     ]
 
 
@@ -86,22 +112,20 @@ def _heat(result: Mapping[str, Any]) -> Heat:
     rows = result["separation"]
     layers = list(dict.fromkeys(row["layer"] for row in rows))
     found = {(row["question"], row["layer"]): (row["skill"]["value"], is_told(row)) for row in rows}
-    cells = {name: [found.get((name, layer)) for layer in layers] for name in result["card"]["questions"]}
-    return Heat("skill, by layer", [str(layer) for layer in layers], cells)
+    questions = result["card"]["questions"]
+    cells = {name: [found.get((name, layer)) for layer in layers] for name in questions}
+    meanings = {name: about["example"] or ", ".join(about["classes"]) for name, about in questions.items()}
+    return Heat("skill, by layer", [str(layer) for layer in layers], cells, "classes of pairs", meanings)
 
 
-def _verdict(result: Mapping[str, Any], told: Sequence[Mapping[str, Any]]) -> str:
-    count = len(result["separation"])
-    questions = {row["question"] for row in told}
-    asked = len(result["card"]["questions"])
+def _verdict(rows: Sequence[Mapping[str, Any]]) -> str:
+    told = [row for row in rows if is_told(row)]
     if not told:
-        return f"No: in none of {count} questions to a layer do its codes tell more than every control. "
+        return f"No: in none of {len(rows)} cells do a layer's codes tell more than every control."
     return (
-        f"Are the codes structured? In {len(told)} of {count} questions to a layer, which cover {len(questions)} of "
-        f"{asked} kinds of questions, its codes tell classes of pairs apart clearly and by at least {WORTH_TELLING} "
-        f"better than all three controls: the same numbers dealt to other heads, the same model untrained, and "
-        f"shuffled labels. The numbers are skills on sentences that the decoder has not seen: 0 is guessing, 1 is "
-        f"always right; ± holds for all of the page's comparisons together with 95 %."
+        f"Are the codes structured? {'Yes' if 2 * len(told) > len(rows) else 'In part'}: in {len(told)} of "
+        f"{len(rows)} cells a layer's codes tell the classes of pairs apart, clearly better than the controls do: "
+        f"the same numbers dealt to other heads, the same model untrained, and shuffled labels."
     )
 
 
@@ -178,23 +202,16 @@ def _separation(result: Mapping[str, Any]) -> list[Block]:
         }
         for row in rows
     ]
-    relations = [f"{name}: {about['example']}." for name, about in card["questions"].items() if about["example"]]
-    classes = [
-        f"{name}: {', '.join(about['classes'])}." for name, about in card["questions"].items() if not about["example"]
-    ]
-    not_asked = [f"Not asked: {name}, because {why}." for name, why in card["not_asked"].items()]
     blocks: list[Block] = [
         Text(
             "A linear discriminant guesses the class of a pair from its code alone; a quarter of the sentences is held "
-            "out at a time. In the table above, cells are tinted where the codes are clearly ahead of every control, "
-            "by 0.1 or more. The controls get the same decoder. Heads shuffled: every code's numbers dealt to other "
+            "out at a time. The controls get the same decoder. Heads shuffled: every code's numbers dealt to other "
             "heads, which leaves how large they are and not whose they are. Untrained: the same configuration with "
-            "random weights: what tokens and positions give by themselves. Labels shuffled: nothing to find."
-        ),
-        Heading("What was asked"),
-        Points([*classes, *relations, *not_asked]),
+            "random weights: what tokens and positions give by themselves. Labels shuffled: nothing to find. "
+            "± holds for all of the page's comparisons together with 95 %."
+        )
     ]
-    if relations:
+    if any(about["example"] for about in card["questions"].values()):
         blocks.append(
             Text(
                 "The relations are asked of built sentences in pairs: the two words stand at the same positions in "
@@ -202,6 +219,7 @@ def _separation(result: Mapping[str, Any]) -> list[Block]:
                 "Neither position nor the two words can tell."
             )
         )
+    blocks += [Heading("By question"), Points([*_by_question(rows), *not_asked(card)])]
     return [*blocks, Heading("Every comparison"), Folded("All numbers", Table(details))]
 
 
@@ -210,9 +228,8 @@ def _pairs(result: Mapping[str, Any]) -> list[Block]:
     blocks: list[Block] = [
         Text(
             "The pairs whose generated network adds most to the query (orange; blue is the key that it reads, green "
-            "where they are one), relative to the layer's mean output; no two with the same words. Unfolded, each "
-            "stands in its sentence, and under it the most similar codes of other sentences with their cosine "
-            "similarity."
+            "where they are one), measured by the layer's mean output; no two with the same words. Under each, the "
+            "most similar codes of other sentences with their cosine similarity. Click a layer to unfold it."
         )
     ]
     for layer in result["layers"]:
@@ -220,7 +237,7 @@ def _pairs(result: Mapping[str, Any]) -> list[Block]:
             f"{_word(texts, pair, 'query')} → {_word(texts, pair, 'key')}" for pair in layer["strongest"][:_PAIRS_NAMED]
         ]
         summary = f"Layer {layer['layer']}: {', '.join(names)}, …"
-        blocks.append(MarkedPairs(layer["strongest"], texts, summary))
+        blocks.append(MarkedPairs(layer["strongest"], texts, summary, is_open=layer is result["layers"][0]))
     if any(layer["nearest"] for layer in result["layers"]):
         blocks += [
             Heading("What a pair shares with the pair whose code is most like its own"),

@@ -12,16 +12,23 @@ _STARTS = ("Ġ", "▁")
 
 @dataclasses.dataclass(frozen=True)
 class Heat:
-    """Numbers by row and column, 0 to 1, the tint as strong as the number; unclear ones are grey and without tint."""
+    """Numbers by row and column, 0 to 1, the tint as strong as the number; unclear ones are grey and without tint.
+
+    The last column says in words what a row is about.
+    """
 
     corner: str
     columns: Sequence[str]
     rows: Mapping[str, Sequence[tuple[float, bool] | None]]
+    about: str
+    meanings: Mapping[str, str]
 
     def html(self) -> str:
         head = "".join(f'<th class="number">{html.escape(column)}</th>' for column in self.columns)
+        head += f"<th>{html.escape(self.about)}</th>"
         body = "".join(
-            f"<tr><td>{html.escape(name)}</td>{''.join(self._cell(each) for each in cells)}</tr>"
+            f"<tr><td>{html.escape(name)}</td>{''.join(self._cell(each) for each in cells)}"
+            f'<td class="meaning">{html.escape(self.meanings[name])}</td></tr>'
             for name, cells in self.rows.items()
         )
         return (
@@ -50,13 +57,17 @@ class MarkedPairs:
     pairs: Sequence[Mapping[str, Any]]
     texts: Sequence[Sequence[str]]
     summary: str
+    is_open: bool = False
 
     def html(self) -> str:
         body = "".join(self._one(pair) for pair in self.pairs)
-        return f"<details><summary>{html.escape(self.summary)}</summary>{body}</details>"
+        return (
+            f"<details{' open' if self.is_open else ''}><summary>{html.escape(self.summary)}</summary>{body}</details>"
+        )
 
     def _one(self, pair: Mapping[str, Any]) -> str:
-        lines = [f"<p>{self._sentence(pair)} <small>({pair['share']:.0%} of what this query is given)</small></p>"]
+        size = f"{pair['size']:.1f} of the mean output, {pair['share']:.0%} of what this query is given"
+        lines = [f"<p>{self._sentence(pair)} <small>({size})</small></p>"]
         for other in pair["alike"]:
             lines.append(f'<p class="alike">{other["similarity"]:.3f} {self._sentence(other)}</p>')
         return f'<div class="pair">{"".join(lines)}</div>'

@@ -12,7 +12,7 @@ from headcode.analysis import open_model, study_model  # noqa: E402
 from headcode.analysis.lens.collect import Pairs, _moments, dimension, directions  # noqa: E402
 from headcode.analysis.lens.neighbours import agreement, strongest_pairs  # noqa: E402
 from headcode.analysis.lens.patching import HEADS_DEALT, patch_layers  # noqa: E402
-from headcode.analysis.lens.questions import OFFSETS, PLACES, Question, _offsets, _places, ask_of_passages  # noqa: E402
+from headcode.analysis.lens.questions import OFFSETS, PLACES, Question, _offsets, _places, ask_of_passages, passages  # noqa: E402
 from headcode.analysis.lens.reading import Text  # noqa: E402
 from headcode.analysis.lens.sentences import RELATIONS, build, last_tokens  # noqa: E402
 from headcode.analysis.lens.separation import separation  # noqa: E402
@@ -114,6 +114,13 @@ def test_a_causal_model_is_asked_about_the_past_alone():
     (asked,), reasons = ask_of_passages(texts, causal=True, seed=0)
     assert asked.classes == ["itself", "1 before", "2–3 before", "further before"] and (asked.key <= asked.query).all()
     assert set(reasons) == {"kind of the key", "kind of the query"}
+
+
+def test_lines_are_sentences_where_no_full_stops_divide_them():
+    lines = [f"line {i} has five words" for i in range(10_000)]
+    assert passages("\n".join(lines), 3) == [lines[0], lines[5000], lines[-1]]
+    wrapped = "one sentence over\ntwo lines. " * 40
+    assert passages(wrapped, 99) == ["one sentence over two lines."] * 40
 
 
 def test_strongest_pairs_and_their_like():

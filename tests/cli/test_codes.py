@@ -110,7 +110,7 @@ def test_lens(tmp_path, capsys, monkeypatch):
     main(["lens", str(folder), "--text", str(text), "--data", "data", "--out", "p.html", *few, *pairs])
     printed = capsys.readouterr().out
     assert "6 heads, largest relative error of the reading" in printed and printed.endswith("wrote p.html\n")
-    assert "Layer 1: " in printed and sorted(path.name for path in tmp_path.iterdir()) == [
+    assert "Layer 1. " in printed and sorted(path.name for path in tmp_path.iterdir()) == [
         "data", "model", "p.html", "text.txt",
     ]  # fmt: skip
     page = (tmp_path / "p.html").read_text()
@@ -139,7 +139,13 @@ def test_lens(tmp_path, capsys, monkeypatch):
         file.truncate(2**30)  # takes no room on disk; only the beginning is read
     main(["lens", str(folder), "--text", str(text), "--built", "0", "--patched", "0", "--layers", "1", "--json"])
     assert json.loads(capsys.readouterr().out)["card"]["passages"] >= 9
-    text.write_text("the cat")
+    text.write_text(" \n")
+    assert "The text is empty; the lens reads sentences" in refused(capsys, "lens", folder, "--text", text)
+    text.write_text("cat")
+    main(["lens", str(folder), "--text", str(text), "--built", "0", "--patched", "0"])
+    printed = capsys.readouterr().out
+    assert "Not asked: relative position, because the text has fewer than two classes" in printed
+    assert "No question could be asked of the codes." in (tmp_path / "lens.html").read_text()
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert "only pickled weights" in refused(capsys, "lens", folder, "--text", text)
     (folder / "model.safetensors").write_bytes(b"")

@@ -8,6 +8,8 @@ import torch
 
 pytest.importorskip("transformers")
 
+from transformers import DynamicCache, StaticCache
+
 from tests.support.hf_models import KINDS, close, model, tokens
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("kind", KINDS)]
@@ -42,3 +44,15 @@ def test_a_full_graph_with_a_mask(kind):
             loss.backward()
             found.append((loss.detach(), [parameter.grad.clone() for parameter in one.parameters()]))
         close(found[0], found[1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cache_class", [StaticCache, DynamicCache])
+def test_a_full_graph_goes_on_from_a_cache(kind, cache_class):
+    """Token by token, after a prompt that ran without a graph."""
+    one = model(kind)
+    compiled = torch.compile(one.forward, fullgraph=True, backend="aot_eager")
+    cache = StaticCache(one.config, 16) if cache_class is StaticCache else DynamicCache(config=one.config)
+    one(tokens()[:, :4], past_key_values=cache)
+    found = [compiled(input_ids=tokens()[:, i : i + 1], past_key_values=cache).logits for i in (4, 5, 6)]
+    close(torch.cat(found, 1), one(tokens()).logits[:, 4:])

@@ -3,14 +3,21 @@
 `docs/huggingface.md` has a row for each of these tests.
 """
 
+import re
+
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 pytest.importorskip("transformers")
 
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForTokenClassification,
     DataCollatorWithFlattening,
     Trainer,
     TrainingArguments,
@@ -108,6 +115,36 @@ def test_labels_are_read_from_the_last_token(kind):
         close(one(padded, attention_mask=(padded != 0).long()).logits, plain)
 
 
+def test_labels_of_tokens(kind):
+    """Padding and -100 do not count, and a label depends on nothing behind its token."""
+    one = model(kind, "token labels", num_labels=3)
+    assert isinstance(AutoModelForTokenClassification.from_config(one.config), type(one))
+    labels = tokens() % 3
+    labels[0, 4] = -100
+    found = one(tokens(), labels=labels)
+    assert found.logits.shape == (2, 7, 3)
+    close(found.loss, F.cross_entropy(found.logits.flatten(0, 1), labels.flatten(), ignore_index=-100), 1e-6)
+    close(one(tokens()[:, :4]).logits, found.logits[:, :4])
+    padded = torch.cat((torch.zeros(2, 3).long(), tokens()), 1)
+    close(one(padded, attention_mask=(padded != 0).long()).logits[:, 3:], found.logits)
+    found.loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in one.parameters())
+
+
+def test_answers_in_a_text(kind):
+    """The two places of an answer; the embeddings can be got, set and resized as with the other heads."""
+    one = model(kind, "answers")
+    assert isinstance(AutoModelForQuestionAnswering.from_config(one.config), type(one))
+    first, last = torch.tensor([1, 5]), torch.tensor([3, 6])
+    found = one(tokens(), start_positions=first, end_positions=last)
+    expected = (F.cross_entropy(found.start_logits, first) + F.cross_entropy(found.end_logits, last)) / 2
+    close(found.loss, expected, 1e-6)
+    found.loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in one.parameters())
+    if kind != "llama":  # whose head looks for its embeddings by another name
+        assert one.resize_token_embeddings(VOCABULARY + 2) is one.get_input_embeddings()
+
+
 def test_mixed_precision(kind):
     one = model(kind).train()
     _, expected = gradients(one)
@@ -184,6 +221,28 @@ def test_accelerate(kind):
     assert accelerator.unwrap_model(wrapped) is one
 
 
+def _one_of_two(rank, kind, store):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    one, whole = model(kind).train(), model(kind).train()
+    for block in one.model.layers if kind == "llama" else one.transformer.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(one, mesh=mesh)
+    _, expected = gradients(whole)
+    one(tokens(), labels=tokens()).loss.backward()
+    for name, parameter in one.named_parameters():
+        close(parameter.grad.full_tensor(), expected[name], 1e-6)
+    options = {"max_new_tokens": 3, "do_sample": False}
+    assert torch.equal(one.eval().generate(tokens(), **options), whole.eval().generate(tokens(), **options))
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_sharded_by_two_processes(kind, tmp_path):
+    """Gradients and texts of a model whose blocks are divided by FSDP are those of the whole model."""
+    torch.multiprocessing.spawn(_one_of_two, (kind, tmp_path / "store"), 2)
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_lora_with_default_parts(kind, checkpointing, tmp_path):
     """No target_modules; only adapters learn, also where activations are computed anew; saved, loaded and merged."""
@@ -205,6 +264,23 @@ def test_lora_with_default_parts(kind, checkpointing, tmp_path):
     found = adapted(tokens()).logits.detach()
     assert (found - expected).abs().max() > 1e-4
     close(peft.PeftModel.from_pretrained(model(kind), tmp_path)(tokens()).logits, found)
+    close(adapted.merge_and_unload()(tokens()).logits, found)
+
+
+@pytest.mark.parametrize("method", ["LoHaConfig", "IA3Config", "VeraConfig", "OFTConfig"])
+def test_other_adapters_with_default_parts(kind, method):
+    """They find the parts of every layer, learn alone, and can be merged."""
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(model(kind), getattr(peft, method)(task_type="CAUSAL_LM")).train()
+    optimizer = torch.optim.SGD(adapted.parameters(), 1.0)
+    for _ in range(2):
+        adapted(input_ids=tokens(), labels=tokens()).loss.backward()
+        optimizer.step()
+    learning = [name for name, parameter in adapted.named_parameters() if parameter.grad is not None]
+    assert {re.search(r"\.(\d+)\.", name)[1] for name in learning} == set(map(str, range(LAYERS)))
+    adapted.eval()
+    found = adapted(tokens()).logits.detach()
+    assert (found - model(kind)(tokens()).logits).abs().max() > 1e-4
     close(adapted.merge_and_unload()(tokens()).logits, found)
 
 

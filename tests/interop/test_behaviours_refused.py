@@ -12,9 +12,18 @@ pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache, EncoderDecoderCache
+from transformers.integrations.executorch import convert_and_export_with_cache
 
 from headcode.interop import HeadcodeCache, HeadcodeConfig
 from tests.support.hf_models import METHODS, close, config, model, model_class, tokens
+
+
+def export_with_a_cache(kind):
+    one = model(kind)
+    one.generation_config.cache_implementation = "static"
+    one.generation_config.cache_config = {"batch_size": 1, "max_cache_len": 16}
+    convert_and_export_with_cache(one, strict=False)
+
 
 BIAS = torch.zeros(1, 1, 7, 7).masked_fill(torch.ones(7, 7).triu(1).bool(), torch.finfo(torch.float32).min)
 
@@ -42,6 +51,10 @@ REFUSED = {
     "scaled rotary positions": (
         lambda kind: config(kind, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}),
         "have no rope_parameters: leave them out",
+    ),
+    "a cache inside an exported graph": (
+        export_with_a_cache,
+        "An exported graph of a headcode model keeps no cache: export it with use_cache=False",
     ),
 }
 
@@ -82,6 +95,16 @@ def test_nothing_is_ignored_in_silence(kind):
             one(tokens(), past_key_values=cache)
     with pytest.raises(ValueError, match=r"attention_mask must be \(batch, tokens so far\) or"):
         one(tokens(), attention_mask=torch.ones(2, 7, 7))
+    for shape in ((2, 5), (2, 12), (1, 7), (3, 7)):
+        with pytest.raises(ValueError, match=r"attention_mask must be \(batch, tokens so far\) = \(2, 7\), got"):
+            one(tokens(), attention_mask=torch.ones(shape).long())
+    cache = one(tokens(), use_cache=True).past_key_values
+    with pytest.raises(
+        ValueError, match=r"= \(2, 10\), got \(2, 3\); with a cache it covers the tokens in the cache too"
+    ):
+        one(tokens()[:, :3], attention_mask=torch.ones(2, 3).long(), past_key_values=cache)
+    with pytest.raises(ValueError, match="1 where a token counts and 0 where it is padding, got negative numbers"):
+        one(tokens(), attention_mask=torch.zeros(2, 7).masked_fill(tokens() < 9, -1e9))
     with pytest.raises(ValueError, match=r"position_ids must be \(batch, new tokens\) = \(2, 7\), got \(2, 6\)"):
         one(tokens(), position_ids=torch.arange(6).expand(2, -1))
     with pytest.raises(ValueError, match="pack several sequences into a row: call with use_cache=False"):

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from headcode.report.lens import _ranges, layer_sentence, lens_page
+from headcode.report.lens import _ranges, layer_sentences, lens_page
 from headcode.report.lens_blocks import Heat, marked
 
 ABOUT = {"classes": ["a", "b"], "pairs": 40, "example": ""}
@@ -76,12 +76,13 @@ def study():
 
 def test_the_page_says_what_layers_separate_and_escapes_everything(tmp_path):
     text = lens_page(study(), "<em>.txt", tmp_path / "p.html", tmp_path).read_text(encoding="utf-8")
-    assert "In 3 of 4 questions to a layer, which cover 2 of 2 kinds" in text
+    assert "Are the codes structured? Yes: in 3 of 4 cells" in text and text.count("<details open>") == 1
     assert "Colour: layer 1, best in layer 1 (0.90 ± 0.05)." in text and "Size: layers 0 to 1" in text
     assert (
         "moves the output by 0.010 (median of 2 layers); the same numbers dealt to other heads move it by 0.040" in text
     )
     assert "Layer 1 cannot be read: it is &lt;u&gt;." in text and "Not asked: taste, because no &lt;i&gt;." in text
+    assert "<small>(1.0 of the mean output, 25% of what this query is given)</small>" in text
     for tag in ("<b>", "<i>", "<script>", "<em>", "<s>", "<u>"):
         assert tag not in text
     assert 'src="http' not in text and "<script" not in text and "default-src 'none'" in text
@@ -92,15 +93,29 @@ def test_a_model_without_structure_is_said_to_have_none(tmp_path):
     result["separation"] = [row(0, "colour", 0.3, 0.28), row(0, "size", 0.6, 0.58)]
     result["patching"] = {"rows": [], "why_not": "of a reason"}
     text = lens_page(result, "text.txt", tmp_path / "p.html", tmp_path).read_text(encoding="utf-8")
-    assert "No: in none of 2 questions" in text and "Nothing was patched: of a reason." in text
-    assert "Layer 0: nothing that the controls do not tell as well." in text
+    assert "No: in none of 2 cells" in text and "Nothing was patched: of a reason." in text
+    assert "Layer 0. Nothing that the controls do not tell as well." in text
 
 
-def test_a_layers_sentence_has_numbers_intervals_and_the_best_control():
+def test_what_could_not_be_asked_is_said(tmp_path):
+    result = copy.deepcopy(study())
+    result["separation"], result["card"]["questions"] = [], {}
+    text = lens_page(result, "text.txt", tmp_path / "p.html", tmp_path).read_text(encoding="utf-8")
+    assert "No question could be asked" in text and "Not asked: taste, because no &lt;i&gt;." in text
+
+
+def test_layers_in_sentences_say_what_is_new_what_goes_on_and_what_is_lost():
     rows = [row(3, "colour", 0.9, 0.2), row(3, "size", 0.5, 0.45), row(3, "taste", 0.7, -0.1)]
-    assert layer_sentence(rows) == (
-        "Layer 3: colour 0.90 ± 0.05 (best control 0.20), taste 0.70 ± 0.05 (best control 0.00)."
-    )
+    rows += [row(4, "colour", 0.8, 0.2), row(4, "size", 0.6, 0.1), row(4, "taste", -0.02, -0.1)]
+    rows += [row(5, "colour", 0.1, 0.2)]
+    assert layer_sentences(rows) == [
+        "Layer 3. Told: colour 0.90 ± 0.05 (best control 0.20, its highest), "
+        "taste 0.70 ± 0.05 (best control 0.00, its highest).",
+        "Layer 4. New: size 0.60 ± 0.05 (best control 0.10, its highest). Still: colour 0.80. "
+        "No longer: taste −0.02 ± 0.05 (best control 0.00).",
+        "Layer 5. No longer: colour 0.10 ± 0.05 (best control 0.20).",
+    ]
+    assert layer_sentences(rows[-1:]) == ["Layer 5. Nothing that the controls do not tell as well."]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +127,9 @@ def test_layers_in_words(numbers, words):
 
 
 def test_tints_and_marks():
-    text = Heat("x", ["a"], {"r": [(0.5, True)], "s": [(-0.25, False)], "t": [None]}).html()
+    cells = {"r": [(0.5, True)], "s": [(-0.25, False)], "t": [None]}
+    text = Heat("x", ["a"], cells, "about", {"r": "<one>", "s": "two", "t": "three"}).html()
+    assert '<td class="meaning">&lt;one&gt;</td>' in text
     assert 'color-mix(in srgb,var(--accent) 30%,transparent)">0.50<' in text
     assert '<td class="heat unclear">−0.25</td>' in text and '<td class="heat unclear">–</td>' in text
     assert marked(["Ġa", "b", "Ġc"], 2, 2) == 'ab <mark class="both">c</mark>'

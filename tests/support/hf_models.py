@@ -1,12 +1,21 @@
 """Small Hugging Face models on which the library's behaviours are tried: its own Llama, and ours of three methods."""
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, LlamaModel
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForQuestionAnswering,
+    LlamaForSequenceClassification,
+    LlamaForTokenClassification,
+    LlamaModel,
+)
 
 from headcode.interop import (
     HeadcodeConfig,
     HeadcodeForCausalLM,
+    HeadcodeForQuestionAnswering,
     HeadcodeForSequenceClassification,
+    HeadcodeForTokenClassification,
     HeadcodeModel,
 )
 
@@ -17,6 +26,8 @@ _CLASSES = {
     "base": (LlamaModel, HeadcodeModel),
     "lm": (LlamaForCausalLM, HeadcodeForCausalLM),
     "labels": (LlamaForSequenceClassification, HeadcodeForSequenceClassification),
+    "token labels": (LlamaForTokenClassification, HeadcodeForTokenClassification),
+    "answers": (LlamaForQuestionAnswering, HeadcodeForQuestionAnswering),
 }
 
 

@@ -24,6 +24,8 @@ FEWEST_PAIRS, FEWEST_TEXTS = 20, 8
 """Of a class, for it to be asked about."""
 FEWEST_WORDS = 4
 """Of a passage: headings and list markers are left out."""
+LONGEST_SENTENCE = 100
+"""Words. What is longer has no full stops, and its lines are read as sentences."""
 
 OFFSETS = ("itself", "1 before", "1 after", "2–3 before", "2–3 after", "further before", "further after")
 PLACES = ("itself", "beside", "above or below", "same row", "same column", "elsewhere", "class token")
@@ -50,11 +52,16 @@ class Question:
 def passages(text: str, most: int) -> list[str]:
     """The sentences of a text with four words or more, at most `most`, spread evenly over it.
 
+    Where no full stops divide it, its lines are its sentences.
+
     >>> passages("One two three four. Short one. Five six seven eight!", 9)
     ['One two three four.', 'Five six seven eight!']
     """
     pieces = re.split(r"(?<=[.!?])\s+|\n\s*\n", text)
-    found = [" ".join(piece.split()) for piece in pieces if len(piece.split()) >= FEWEST_WORDS]
+    lines = [
+        line for piece in pieces for line in (piece.splitlines() if len(piece.split()) > LONGEST_SENTENCE else [piece])
+    ]
+    found = [" ".join(line.split()) for line in lines if len(line.split()) >= FEWEST_WORDS]
     if len(found) <= most:
         return found
     return [found[i] for i in np.linspace(0, len(found) - 1, most).round().astype(int)]

@@ -53,6 +53,8 @@ def study_model(
             raise ValueError(f"{name} must be at least 1, got {value}.")
     if built < 0 or patched < 0:
         raise ValueError(f"built and patched must be 0 or more, got {built} and {patched}.")
+    if isinstance(texts, str) and not texts.strip():
+        raise ValueError("The text is empty; the lens reads sentences, eight or more.")
     progress("opening the model")
     in_words = isinstance(texts, str) or any(isinstance(each, str) for each in texts)
     opened = open_model(model, tokenizer=tokenizer, reads_text=in_words)
