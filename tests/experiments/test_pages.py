@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from headcode.cli import COMMANDS
 from headcode.experiments import EXPERIMENTS, Mean, Study, experiment, reproduce
 from headcode.experiments._table_a1 import TABLE_A1
 from headcode.experiments.base import Verdict
@@ -97,6 +98,16 @@ def test_every_command_of_the_tables_exists():
         "figure or table",
         "---",
     }
+
+
+def test_what_answers_a_claim_without_an_experiment_exists():
+    """Its command, be it ours or a test, and its page."""
+    for claim in CLAIMS:
+        program, *words = claim.command.split() or [""]
+        assert program in ("", "headcode", "pytest"), claim.command
+        assert program != "headcode" or words[0] in COMMANDS, claim.command
+        assert program != "pytest" or (ROOT / words[0]).exists(), claim.command
+        assert not claim.page or (ROOT / "docs" / claim.page).is_file(), claim.page
 
 
 def test_the_tables_name_every_figure_and_table_of_the_paper():

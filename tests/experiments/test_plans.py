@@ -128,7 +128,7 @@ def test_rows_know_their_model():
 
 
 def test_a_token_costs_with_experts_what_it_costs_without_them():
-    """But for the router: 8 scores of 128 numbers for each of 32 tokens in 2 layers. docs/protocol.md fixes the sizes."""
+    """But for the router: 8 scores of 128 numbers for each of 32 tokens, in 2 layers (sizes: docs/protocol.md)."""
     base = preset("logic-paper")
     for method in ("softmax", "linear", "hyla"):
         plain, mixed = (TABLE_A1[name].run(base).model for name in (method, f"{method}_experts"))
