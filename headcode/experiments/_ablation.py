@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from headcode.experiments._drawing import bars, limits
-from headcode.experiments._table_a1 import TABLE_A1, with_models
+from headcode.experiments._table_a1 import TABLE_A1, is_comparable, with_models
 from headcode.experiments.base import NamedConfigs, Row, Study, Verdict, compare
 from headcode.experiments.mean import per_seed
 from headcode.nn.checks import resolve_method
 from headcode.report.style import PAGE_WIDTH, canvas, save
-from headcode.run import RunConfig, override
+from headcode.run import RunConfig
 from headcode.sweep import grid
 from headcode.train.folder import read_run_config
 
@@ -38,7 +38,7 @@ def models_runs(base: RunConfig, seeds: Sequence[int], models: Sequence[str], **
     """The runs of these models of Table A1, seed by seed."""
     for seed in seeds:
         for name in models:
-            for words, config in grid(override(base, **TABLE_A1[name].fields), seed=(seed,), **search):
+            for words, config in grid(TABLE_A1[name].run(base), seed=(seed,), **search):
                 yield f"{name},{words}", config
 
 
@@ -66,24 +66,25 @@ def compare_models(chosen: Study, metric: str, statements: Mapping[str, tuple[st
 def draw_models(
     chosen: Study, task: str, metric: str, label: str, colours: Mapping[str, str], stem: Path
 ) -> list[Path]:
-    """Bars of the models' metric, a group for every split in `colours`, beside the paper's numbers as reported, and
-    the ceilings that `analyse` noted."""
+    """Bars of the models' metric, a group for every split in `colours`, with the paper's numbers as reported where ours
+    may stand beside them, and the ceilings that `analyse` noted."""
     order = [model for model in TABLE_A1 if chosen.where(model=model)]
     groups = {split: [chosen.mean(f"{split}/{metric}", model=model) for model in order] for split in colours}
     ceilings = chosen.extra.get("ceilings", {})
     with canvas(PAGE_WIDTH, 3.2) as (figure, axes):
-        bars(axes, groups, [model.replace("_", "\n") for model in order], colours)
-        reported = [TABLE_A1[model].reported(task) for model in order]
-        axes.errorbar(
-            range(len(order)),
-            [mean for mean, _ in reported],
-            [ERRORS_OF_AN_INTERVAL * error for _, error in reported],
-            fmt="_",
-            color="black",
-            linewidth=0.8,
-            label="the paper, held out, in its own setting (± 1.96 s.e.)",
-            zorder=5,
-        )
+        places = bars(axes, groups, [model.replace("_", "\n") for model in order], colours)
+        if is_comparable(task, chosen.scale):
+            reported = [TABLE_A1[model].reported(task) for model in order]
+            axes.errorbar(
+                places["compositional"] + 0.25 / len(groups),  # beside our own interval
+                [mean for mean, _ in reported],
+                [ERRORS_OF_AN_INTERVAL * error for _, error in reported],
+                fmt="_",
+                color="black",
+                linewidth=0.8,
+                label="the paper, compositional, at its own length (± 1.96 s.e.)",
+                zorder=5,
+            )
         for split, found in ceilings.items():
             words = f"ceiling, {split}"
             axes.axhline(found["ceiling"], color=colours[split], linestyle="--", linewidth=1, label=words)

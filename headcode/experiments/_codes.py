@@ -16,7 +16,7 @@ from headcode.analysis import Decoder, OpenRun, as_authors, capture, examples, l
 from headcode.analysis.files import Arrays, open_arrays
 from headcode.analysis.runs import UNTRAINED
 from headcode.experiments import _codes_figures as codes_figures
-from headcode.experiments.base import Experiment, Row, Study, Table, Verdict, compare, write_json
+from headcode.experiments.base import NO_SEED, Experiment, Row, Study, Table, Verdict, compare, write_json
 from headcode.experiments.mean import Mean, judge
 from headcode.files import temporary_folder
 from headcode.report import figures
@@ -121,7 +121,7 @@ class CodesExperiment(Experiment):
                 statement = (
                     f"{model}: on held-out compositions codes name the {self.parts} at least 80 % as well as on seen"
                 )
-                evidence = ", ".join(f"{share:.2f} (seed {seed})" for seed, share in shares.items())
+                evidence = ", ".join(f"{share:.2f} (seed {seed})" for seed, share in shares.items()) or NO_SEED
                 evidence += "; one seed only" if len(shares) == 1 else ""
                 found.append(Verdict(f"{statement}{whose}.", judge(Mean.of(shares.values()), 0.8), evidence))
                 if first := by_seed(study, model, way, 0, "codes", "held out") if last else {}:

@@ -49,11 +49,17 @@ def line(
             artist.set_transform(aside)
 
 
-def bars(axes: Any, groups: Mapping[str, Sequence[Mean]], labels: Sequence[str], colours: Mapping[str, str]) -> None:
-    """Bars side by side: one cluster per label, one bar per group, seeds as dots and the interval as a whisker."""
+def bars(
+    axes: Any, groups: Mapping[str, Sequence[Mean]], labels: Sequence[str], colours: Mapping[str, str]
+) -> dict[str, np.ndarray]:
+    """Bars side by side: one cluster per label, one bar per group, seeds as dots and the interval as a whisker.
+
+    Returns where the bars of each group stand.
+    """
     width = 0.8 / max(len(groups), 1)
+    places = {}
     for index, (name, means) in enumerate(groups.items()):
-        at = np.arange(len(means)) + (index - (len(groups) - 1) / 2) * width
+        places[name] = at = np.arange(len(means)) + (index - (len(groups) - 1) / 2) * width
         axes.bar(at, [mean.value for mean in means], 0.92 * width, color=colours[name], alpha=0.75, label=name)
         for position, mean in zip(at, means, strict=True):
             axes.scatter([position] * len(mean.each), mean.each, s=6, color="black", linewidths=0, zorder=3)
@@ -61,6 +67,7 @@ def bars(axes: Any, groups: Mapping[str, Sequence[Mean]], labels: Sequence[str],
                 axes.errorbar(position, mean.value, mean.half_width, color="0.35", linewidth=0.8, capsize=2, zorder=2)
     axes.set_xticks(range(len(labels)), labels)
     axes.axhline(0, color="0.7", linewidth=0.6, zorder=0)
+    return places
 
 
 def limits(axes: Any, means: Sequence[Mean], top: float = 1.02) -> None:

@@ -39,7 +39,7 @@ def page(experiment: Experiment, findings: Findings, commentary: str = "", files
     for figure in findings.get("figures", ()):
         lines += [f"![{experiment.title}]({files}{figure})", ""]
     lines += [said.strip(), ""] if said.strip() else []
-    tests = [{"statement": v.statement, "measured": v.evidence, "verdict": v.word} for v in _verdicts(findings)]
+    tests = [_test(verdict) for verdict in _verdicts(findings)]
     lines += ["## Verdicts", ""]
     lines += ["On each statement; [what the words mean](../results.md#at-a-glance).", ""] if files else []
     lines += [markdown_table(tests), "", "## Numbers", ""]
@@ -47,6 +47,13 @@ def page(experiment: Experiment, findings: Findings, commentary: str = "", files
         lines += _table(table["title"], table["rows"])
     lines += ["## Notes", "", notes.strip(), ""] if notes.strip() else []
     return "\n".join([*lines, *_origin(experiment, findings), ""])
+
+
+def _test(verdict: Verdict) -> Row:
+    """A verdict's row; where the runs of one side are missing there is none yet."""
+    if verdict.evidence == NO_SEED:
+        return {"statement": verdict.statement, "measured": None, "verdict": "not run yet"}
+    return {"statement": verdict.statement, "measured": verdict.evidence, "verdict": verdict.word}
 
 
 def page_to_come(experiment: Experiment) -> str:
@@ -75,13 +82,15 @@ def _origin(experiment: Experiment, findings: Findings) -> list[str]:
     lines.append(
         f"- **Runs**: `{scale}` scale, {what if experiment.trains else 'none: nothing is trained'}; seeds {seeds}."
     )
-    if missing := findings.get("missing", ()):
+    missing = findings.get("missing", ())
+    if missing:
         more = f", and {len(missing) - 5} more" if len(missing) > 5 else ""
         lines.append(f"- **Not run yet**: {len(missing)} runs: {'; '.join(missing[:5])}{more}.")
     if commits := findings.get("commits", ()):
         lines.append(f"- **Code of the runs**: commit {', '.join(commits)}.")
     lines += [f"- **Failed, and left out**: {name}: {message}" for name, message in findings.get("failed", {}).items()]
-    return [*lines, "", *_command(experiment, scale, f"it trains {runs} models" if experiment.trains else "minutes")]
+    models = runs + len(missing) + len(findings.get("failed", {}))
+    return [*lines, "", *_command(experiment, scale, f"it trains {models} models" if experiment.trains else "minutes")]
 
 
 def _command(experiment: Experiment, scale: str, reason: str) -> list[str]:

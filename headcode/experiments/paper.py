@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from headcode.experiments import _logic, _sraven
-from headcode.experiments._table_a1 import TABLE_A1, with_models
+from headcode.experiments._table_a1 import TABLE_A1, is_comparable, with_models
 from headcode.experiments.base import Experiment, Row, Study, Table, Verdict
 from headcode.experiments.mean import Mean, judge, merit
 
@@ -47,8 +47,7 @@ def beside_the_paper(experiment: Experiment, study: Study) -> list[Table]:
     if (task := COLUMNS.get(experiment.name)) is None or study.scale == "smoke":
         return []
     select = _logic.select if task == "logic" else _sraven.select
-    # Fuzzy logic on a laptop is the paper's task and model in fewer steps; SRAVEN on a laptop is another task.
-    comparable = task == "logic" or study.scale == "paper"
+    comparable = is_comparable(task, study.scale)
     named = with_models(study.rows)
     rows: list[Row] = []
     for name, model in TABLE_A1.items():

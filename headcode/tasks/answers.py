@@ -201,6 +201,7 @@ def _csv_rows(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.reader(itertools.chain([first], (text for _, text in lines)), strict=True)
     columns: list[str] = []
+    usual = csv.field_size_limit(LONGEST_LINE)  # a cell may be as long as a line of JSON: models reason at length
     try:
         for cells in reader:
             line = number - 1 + reader.line_num
@@ -221,6 +222,8 @@ def _csv_rows(
                 yield line, row
     except csv.Error as error:
         raise ValueError(f"{path}, line {number - 1 + max(reader.line_num, 1)} is no line of CSV: {error}.") from None
+    finally:
+        csv.field_size_limit(usual)
     if not columns:
         raise ValueError(_how_to_begin(path))
 
@@ -233,7 +236,7 @@ def _lines(path: Path, lines: Iterator[bytes]) -> Iterator[tuple[int, str]]:
         try:
             yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
-            raise ValueError(f"{path}, line {number} is no text; answers are JSON lines or CSV.") from None
+            raise ValueError(f"{path}, line {number} is not text in UTF-8; answers are JSON lines or CSV.") from None
 
 
 def _how_to_begin(path: Path) -> str:

@@ -205,6 +205,33 @@ def test_the_grid_of_one_seed_ranks_nothing(tmp_path):
     assert nonlinear.evidence == "in 100% of 2 cells; one seed"
 
 
+def test_the_level_of_fig_4_is_judged_at_paper_scale_with_the_largest_runs_alone(tmp_path):
+    rows = []
+    search = {"learning_rate": 1e-3, "weight_decay": 0.1, "warmup_steps": 1000}
+    levels = {"softmax": (0.79, 0.80, 0.81), "linear": (0.5, 0.51, 0.52), "hyla": (0.6, 0.8, 1.0)}
+    for (dim, depth, steps), more in (
+        ((128, 4, 10), -0.4),
+        ((256, 8, 10), -0.3),
+        ((128, 4, 20), -0.2),
+        ((256, 8, 20), 0),
+    ):
+        for method, scores in levels.items():
+            for seed, score in enumerate(scores):
+                row = {"method": method, "dim": dim, "num_layers": depth, "steps": steps, "seed": seed, **search}
+                row |= {"parameters": dim * dim * depth, "iid/accuracy": 0.5, "compositional/accuracy": score + more}
+                rows.append(row)
+    curves = [{**row, "instances": 128 * row["steps"], "compositional": row["compositional/accuracy"]} for row in rows]
+    found, words = experiment("sraven-scaling"), "comes to about 0.80 with the most data and the largest model"
+    told = found.verdicts(Study("paper", rows, tmp_path, extra={"curves": curves}))
+    assert [(v.statement, v.word, v.evidence) for v in told if "about 0.80" in v.statement] == [
+        (f"softmax {words} (our bound: 0.75).", "supports", "0.800 ± 0.025"),
+        (f"linear {words} (our bound: 0.75).", "disagrees", "0.510 ± 0.025"),
+        (f"hyla {words} (our bound: 0.75).", "inconclusive", "0.800 ± 0.497"),
+    ]
+    laptop = found.verdicts(Study("laptop", rows, tmp_path, extra={"curves": curves}))
+    assert not any("about 0.80" in verdict.statement for verdict in laptop)
+
+
 def test_intervals_by_hand():
     """1, 2, 3: deviation 1, and Student's t with two degrees of freedom is 0.95 · √(2 / 0.0975) at 97.5 %."""
     mean = Mean.of([1.0, 2.0, 3.0])

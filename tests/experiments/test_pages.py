@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from headcode.cli import COMMANDS
 from headcode.experiments import EXPERIMENTS, Mean, Study, experiment, reproduce
 from headcode.experiments._table_a1 import TABLE_A1
 from headcode.experiments.base import Verdict
@@ -97,6 +98,16 @@ def test_every_command_of_the_tables_exists():
         "figure or table",
         "---",
     }
+
+
+def test_what_answers_a_claim_without_an_experiment_exists():
+    """Its command, be it ours or a test, and its page."""
+    for claim in CLAIMS:
+        program, *words = claim.command.split() or [""]
+        assert program in ("", "headcode", "pytest"), claim.command
+        assert program != "headcode" or words[0] in COMMANDS, claim.command
+        assert program != "pytest" or (ROOT / words[0]).exists(), claim.command
+        assert not claim.page or (ROOT / "docs" / claim.page).is_file(), claim.page
 
 
 def test_the_tables_name_every_figure_and_table_of_the_paper():
@@ -205,7 +216,7 @@ def test_a_page_has_the_figure_the_sentences_the_tables_and_the_command():
         "## Notes\n\n- More.\n\n## How it was made\n\n- **Selection**: None.\n"
         "- **Runs**: `laptop` scale, 6 runs; seeds 0, 1, 2.\n"
         "- **Not run yet**: 7 runs: seed=3; seed=4; seed=5; seed=6; seed=7, and 2 more.\n"
-        "- **Code of the runs**: commit 0123456789ab.\n\n<!-- not run: it trains 6 models -->\n```sh\n"
+        "- **Code of the runs**: commit 0123456789ab.\n\n<!-- not run: it trains 13 models -->\n```sh\n"
         "headcode reproduce small --scale laptop --jobs 2 --threads 1\n```\n"
     )
 
@@ -232,6 +243,8 @@ def test_cells_and_measurements_as_they_are_shown():
     assert measured(Verdict("s", None, "place 2 of 3; one seed")) == "place 2 of 3; one seed"
     long = {**FINDINGS_OF_TWO, "tables": [{"title": "Long", "rows": [{"n": n} for n in range(17)]}]}
     assert "<summary>Long (17 rows)</summary>" in page(Small(), long)
+    nothing = {**FINDINGS_OF_TWO, "verdicts": [{**AHEAD, "evidence": "no seed has both"}]}
+    assert "| A is ahead. | – | not run yet |" in page(Small(), nothing)
 
 
 def claims_of(monkeypatch, folder, *claims):

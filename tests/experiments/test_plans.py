@@ -8,6 +8,7 @@ from headcode.experiments._table_a1 import TABLE_A1, with_models
 from headcode.experiments.base import Experiment
 from headcode.experiments.records import recorded_names
 from headcode.experiments.run import estimate
+from headcode.nn import forward_flops
 from headcode.presets import override, preset
 from headcode.sweep import config_hash, grid
 from headcode.train import Runtime
@@ -124,3 +125,13 @@ def test_rows_know_their_model():
     assert [row["model"] for row in named] == list(TABLE_A1)
     assert [{**row, "model": name} for row, name in zip(rows, TABLE_A1, strict=True)] == named
     assert len({tuple(sorted(model.fields.items())) for model in TABLE_A1.values()}) == len(TABLE_A1)
+
+
+def test_a_token_costs_with_experts_what_it_costs_without_them():
+    """But for the router: 8 scores of 128 numbers for each of 32 tokens, in 2 layers (sizes: docs/protocol.md)."""
+    base = preset("logic-paper")
+    for method in ("softmax", "linear", "hyla"):
+        plain, mixed = (TABLE_A1[name].run(base).model for name in (method, f"{method}_experts"))
+        assert (mixed.num_experts, mixed.experts_per_token, mixed.mlp_dim) == (8, 2, 128)
+        assert mixed.replace(num_experts=1, mlp_dim=256) == plain
+        assert forward_flops(mixed, 32) - forward_flops(plain, 32) == 2 * 8 * 128 * 32 * 2

@@ -131,6 +131,22 @@ def test_csv_says_the_same_as_json(puzzles, exported, tmp_path):
     assert (lines[:, INSTANCES % 3 == 0] == -1).all() and (lines[:, INSTANCES % 3 != 0] >= 0).all()
 
 
+def test_a_cell_of_csv_may_be_as_long_as_a_line_of_json(exported, puzzles, tmp_path):
+    """Reasoning before the answer; but a quote that is never closed does not swallow the file."""
+    usual, path = csv.field_size_limit(), tmp_path / "a.csv"
+    rows = answered(puzzles, lambda prompt: "x" * 200_000 + f"\nAnswer: {prompt['answer']}")
+    head = f"sha256,instance,variant,answer\n{exported.sha256},"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["sha256", "instance", "variant", "answer"])
+        writer.writeheader()
+        writer.writerows({"sha256": exported.sha256, **row} for row in rows)
+    assert (read_answers(path, exported) >= 0).all()
+    path.write_text(f'{head}11,0,"{"x" * 900_000}\n{"x" * 900_000}\n')
+    with pytest.raises(ValueError, match=r"is no line of CSV: field larger than field limit \(1000000\)\.$"):
+        read_answers(path, exported)
+    assert csv.field_size_limit() == usual
+
+
 NO_PANELS = [
     None,
     5,
@@ -196,7 +212,7 @@ def test_a_broken_file_is_one_sentence(puzzles, exported, tmp_path, capsys, case
 def test_bytes_that_are_no_text_are_refused(exported, tmp_path, content):
     path = tmp_path / "a"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="is no text|does not say"):
+    with pytest.raises(ValueError, match=r"line 1 is not text in UTF-8|does not say"):
         read_answers(path, exported)
 
 
