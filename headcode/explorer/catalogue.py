@@ -50,9 +50,12 @@ class Catalogue:
 
     @functools.cached_property
     def peers(self) -> dict[str, list[str]]:
-        """The other models with the same task, which can be asked the same question."""
+        """The other models with the same task, which can be asked the same question; those of other methods first."""
         found = {
-            name: [other for other, their in self.models.items() if other != name and their.task == model.task]
+            name: sorted(
+                (other for other, their in self.models.items() if other != name and their.task == model.task),
+                key=lambda other, method=model.method: self.models[other].method == method,
+            )
             for name, model in self.models.items()
         }
         return found | {name: [] for name in self.lenses}

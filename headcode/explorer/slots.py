@@ -101,7 +101,7 @@ def _head(model: Model) -> list[Piece]:
 
 
 def _pair(state: State, layers: int, names: Sequence[str], patched: bool = False) -> list[Piece]:
-    options = [(f"{i + 1}", state.link(layer=i), i == state.layer) for i in range(layers)]
+    options = [(f"{i}", state.link(layer=i), i == state.layer) for i in range(layers)]
     words = [
         html.Span(names[state.query], className="mark query"),
         html.Span("looks at"),
