@@ -170,7 +170,8 @@ def along_training(
     names = checkpoints_of(path) if checkpoints is None else list(checkpoints)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    rows, means, steps = [], [], []
+    rows: list[dict[str, Any]] = []
+    means, steps = [], []
     card: dict[str, Any] = {}
     classes = np.array([])
     draft = folder / f".training-{seed}.npz"

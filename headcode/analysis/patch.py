@@ -58,7 +58,7 @@ def patch(
     places: list[list[int]] = [[layer] for layer in numbers]
     if len(numbers) > 1:
         places.append(numbers)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for kind, pairs in run.task.patch_pairs(split, size, seed, functools.partial(_outputs, run)):
         if not len(pairs["token"]):
             continue

@@ -124,6 +124,7 @@ def parse(arguments: Sequence[str]) -> TrainOptions:
 
 def _command_class(config: RunConfig, name: str) -> type:
     presets = f"The configuration to start from: {', '.join(presets_of(config.task.name))}."
+    annotated: Any = Annotated  # with types that are known at run time alone
     flags: dict[str | None, list[Any]] = {section: [] for section in GROUPS}
     for flag, (section, _) in fields_of(config).items():
         default = get_field(config, flag)
@@ -133,13 +134,13 @@ def _command_class(config: RunConfig, name: str) -> type:
         elif _as_text(kind):
             kind, default = str, json.dumps(default)
         # Without its group's name before it: --dim, not --model.dim.
-        shown = Annotated[tyro.conf.OmitArgPrefixes[kind], tyro.conf.arg(help=_help(config, flag))]
+        shown: Any = annotated[kind, tyro.conf.OmitArgPrefixes, tyro.conf.arg(help=_help(config, flag))]
         flags[section].append((flag, shown, dataclasses.field(default=default)))
     # The dataclasses are made anew for each preset, so that --help shows the values that it has.
     fields: list[Any] = [("preset", Annotated[str, tyro.conf.arg(help=presets)], dataclasses.field(default=name))]
     for section, (attribute, title, words) in GROUPS.items():
         group = dataclasses.make_dataclass(title, flags[section], frozen=True, kw_only=True)
-        annotation = Annotated[group, tyro.conf.arg(name=title, help=words)]
+        annotation = annotated[group, tyro.conf.arg(name=title, help=words)]
         fields.append((attribute, annotation, dataclasses.field(default_factory=group)))
     base: type = TrainOptions
     if config.task.reads_text:

@@ -103,8 +103,7 @@ class Explorer:
         if trigger == "jump" and kind != "lens" and _whole(given) is not None and 0 <= given <= MAX_INSTANCE:
             return state.visit(state.split, int(given)).change(shown=False, donor="").search()
         if trigger == "text" and kind == "lens" and isinstance(given, str) and given.strip():
-            query, key = START_PAIR
-            return state.link(text=" ".join(given.split())[:MAX_TEXT], query=query, key=key)
+            return state.link(text=" ".join(given.split())[:MAX_TEXT], query=START_PAIR[0], key=START_PAIR[1])
         point = _first_point(given)
         if (
             name == "sheet"
