@@ -146,12 +146,12 @@ def parse(search: Any, limits: dict[str, Limits], peers: dict[str, list[str]], t
     that a lens starts with.
     """
     reader = _Reader(search)
-    chosen = "model" in reader.words
+    chosen = reader.words.get("model") in limits
     name = reader.choice("model", tuple(limits), next(iter(limits)))
     known = limits[name]
     state = State(
         model=name,
-        # An address without a model opens the explorer: with two models side by side where there are two.
+        # An address that names no model opens with two side by side, where there are two.
         other=reader.choice("other", ("", *peers[name]), "" if chosen else next(iter(peers[name]), "")),
         layer=reader.number("layer", known.layers - 1, known.layers - 1),
         shown=reader.flag("shown", False),

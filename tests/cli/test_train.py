@@ -135,7 +135,7 @@ def test_help_lists_presets_and_flags(capsys):
     ):
         with pytest.raises(SystemExit) as stopped:
             main(arguments)
-        out = capsys.readouterr().out
+        out = " ".join(capsys.readouterr().out.split())
         assert stopped.value.code == 0 and all(word in out for word in words)
     assert "--num-points" not in out
 
