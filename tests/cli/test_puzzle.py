@@ -96,7 +96,7 @@ def test_models_answer_it_too(run):
         (("--model", "zoo/sraven-4-hyla", "--num-features", "2"), "leave out --num-features"),
         (("--model", "zoo/sraven-4-hyla", "--seed", "2"), "leave out --seed"),
         (("--model", "zoo/sraven-4-hyla", "zoo/logic-hyla"), "were trained on different tasks; show one of them"),
-        (("--model", "zoo/sraven-5"), "The zoo has no model 'sraven-5'; did you mean 'sraven-"),
+        (("--model", "zoo/logic-hyal"), "The zoo has no model 'logic-hyal'; did you mean 'logic-hyla'?"),
     ],
 )
 def test_mistakes_about_models(run, arguments, sentence):
