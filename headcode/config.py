@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from headcode.files import parse_json, read_json
+from headcode.suggest import no_such
 
 C = TypeVar("C", bound="Config")
 
@@ -26,7 +27,7 @@ class Config:
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
-            value = _coerce(getattr(self, field.name), hints[field.name], f"{type(self).__name__}.{field.name}")
+            value = _coerce(getattr(self, field.name), hints[field.name], field.name)
             object.__setattr__(self, field.name, value)
 
     def replace(self: C, **changes: Any) -> C:
@@ -121,8 +122,7 @@ def _warn_of_former_names(cls: type[Config], values: Mapping[str, Any]) -> dict[
 
 
 def _unknown_keys(cls: type, unknown: list[str]) -> str:
-    allowed = ", ".join(field.name for field in dataclasses.fields(cls))
-    return f"{cls.__name__} has no field {', '.join(map(repr, unknown)):.200}; it has: {allowed}."
+    return no_such(f"{cls.__name__} has no field", unknown[0], [f.name for f in dataclasses.fields(cls)], "it has")
 
 
 def _coerce(value: Any, annotation: Any, name: str) -> Any:
@@ -170,6 +170,25 @@ def _coerce(value: Any, annotation: Any, name: str) -> Any:
     raise _wrong(name, annotation, value)
 
 
+KINDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", dict: "a mapping"}
+"""What a value must be, in words."""
+
+
+def in_words(annotation: Any) -> str:
+    """What a field's values are.
+
+    >>> in_words(tuple[int, ...] | None)
+    'several values, each a whole number, or None'
+    """
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(in_words(option) for option in arguments).replace(" or None", ", or None")
+    if origin is typing.Literal:
+        return f"one of {', '.join(map(str, arguments))}"
+    if origin is tuple:
+        return f"several values, each {in_words(arguments[0])}"
+    return KINDS.get(annotation, "None" if annotation is type(None) else getattr(annotation, "__name__", "a value"))
+
+
 def _wrong(name: str, annotation: Any, value: Any) -> ValueError:
-    wanted = getattr(annotation, "__name__", None) if typing.get_origin(annotation) is None else None
-    return ValueError(f"{name} must be {wanted or str(annotation)}, got {value!r:.100} ({type(value).__name__}).")
+    return ValueError(f"{name} must be {in_words(annotation)}, got {value!r:.100}.")

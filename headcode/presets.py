@@ -12,6 +12,7 @@ from typing import Any
 from headcode.run import OptimizationConfig, RunConfig, get_field, model_for, override
 from headcode.run import fields_of as fields_of
 from headcode.run import with_task as with_task
+from headcode.suggest import no_such
 from headcode.tasks import TASKS, FuzzyLogic, LanguageModelling, SRaven, Task
 
 # The authors' runs all have attention dropout 0.1, from a default that their configs never mention.
@@ -170,7 +171,7 @@ def preset(name: str) -> RunConfig:
     32
     """
     if name not in PRESETS:
-        raise ValueError(f"There is no preset {name!r}; the presets are: {', '.join(PRESETS)}.")
+        raise ValueError(no_such("There is no preset", name, PRESETS, "the presets are"))
     return PRESETS[name]()
 
 
@@ -181,6 +182,8 @@ def presets_of(task: str) -> list[str]:
 
 def preset_of(task: str, name: str) -> RunConfig:
     """The preset of that name, or one sentence if it is another task's."""
+    if name not in PRESETS:
+        raise ValueError(no_such("There is no preset", name, presets_of(task), f"the presets of {task} are"))
     config = preset(name)
     if config.task.name != task:
         fitting = ", ".join(presets_of(task))

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from headcode.config import Config, renamed
 from headcode.nn import ModelConfig
+from headcode.suggest import no_such
 from headcode.tasks import TASKS, Task
 
 MOST_TOKENS = 2**28
@@ -39,8 +40,11 @@ class OptimizationConfig(Config):
     weight_decay: float = 0.1
     """Decoupled, times the learning rate; not on 1-D parameters (query, key and value biases count as 2-D)."""
     beta1: float = 0.9
+    """Of AdamW: how much of the mean gradient is kept at each step."""
     beta2: float = 0.999
+    """Of AdamW: how much of the mean squared gradient is kept at each step."""
     epsilon: float = 1e-8
+    """Of AdamW: added to the root of the mean squared gradient."""
     clip_norm: float | None = None
     """Scale gradients down to this norm when they are longer; None leaves them alone."""
     authors_schedule: bool = False
@@ -99,6 +103,7 @@ class RunConfig(Config):
     eval_size: int = 4096
     """Instances of each evaluation stream; 0 means no evaluation."""
     eval_batch_size: int = 256
+    """Instances at a time in an evaluation."""
     checkpoint_every: int = 1000
     """Steps between checkpoints; 0 writes only the last one (and the best at an evaluation)."""
 
@@ -227,9 +232,7 @@ def known_fields(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any
     flat = fields_of(config)
     found = RunConfig.with_current_names(changes)
     if unknown := [name for name in found if name not in flat]:
-        raise ValueError(
-            f"A {config.task.name} run has no field {', '.join(map(repr, unknown))}; it has: {', '.join(sorted(flat))}."
-        )
+        raise ValueError(no_such(f"A {config.task.name} run has no field", unknown[0], sorted(flat), "it has"))
     return found
 
 

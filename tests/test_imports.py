@@ -13,7 +13,7 @@ ROOT = Path(headcode.__file__).parent
 # Each room may import from itself and from rooms in earlier rows.
 ROWS = [
     {"private_api"},
-    {"files", "jit", "memory", "processes", "version"},
+    {"files", "jit", "memory", "processes", "suggest", "version"},
     {"config"},
     {"tasks", "ops"},
     {"nn"},

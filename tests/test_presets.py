@@ -75,9 +75,13 @@ def test_the_seed_is_everyones_unless_the_task_has_its_own():
 
 
 def test_mistakes_are_sentences():
-    with pytest.raises(ValueError, match="There is no preset 'paper'; the presets are: logic, logic-paper"):
+    with pytest.raises(
+        ValueError, match=r"There is no preset 'paper'; did you mean 'lm-paper'\? The presets are: logic, logic-paper"
+    ):
         preset("paper")
-    with pytest.raises(ValueError, match="A logic run has no field 'num_values'; it has: accumulate,"):
+    with pytest.raises(
+        ValueError, match=r"A logic run has no field 'num_values'; did you mean 'num_variables'\? It has: accumulate,"
+    ):
         override(preset("logic"), num_values=3)
     with pytest.raises(ValueError, match="batch_size must be divisible by accumulate, got 128 and 3"):
         override(preset("logic"), accumulate=3)

@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 
 DOCS = Path(__file__).parents[1]
 PACKAGE = DOCS.parent / "headcode"
-GROUND = {"files", "jit", "memory", "private_api", "processes", "version"}
+GROUND = {"files", "jit", "memory", "private_api", "processes", "suggest", "version"}
 """Small modules that any room may use; drawn as one."""
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headcode.analysis.decode import Examples
-from headcode.analysis.runs import OpenRun, batches, check_layers, check_split, predict
+from headcode.analysis.runs import OpenRun, Tell, batches, check_layers, check_split, predict, tell_nobody
 from headcode.nn import edit_codes
 from headcode.run import SECTIONS, RunConfig
 from headcode.tasks import Batch
@@ -28,6 +28,7 @@ def ablate(
     layers: Sequence[int] | None = None,
     mode: str = "mean",
     batch_size: int = 256,
+    progress: Tell = tell_nobody,
 ) -> list[dict[str, Any]]:
     """The task's metrics with each head of each layer taken out, one at a time; the first row is the whole model.
 
@@ -38,9 +39,12 @@ def ablate(
     check_split(run.task, split)
     numbers = check_layers(layers, run.config.model.num_layers)
     data = list(batches(run.task, split, size, batch_size=batch_size))
+    total = 1 + len(numbers) * run.config.model.num_heads
+    progress("the whole model", 0, total)
     rows = [{"layer": None, "head": None, "mode": mode, **_metrics(run, data)}]
     for layer in numbers:
         for head in range(run.config.model.num_heads):
+            progress(f"layer {layer} without head {head}", len(rows), total)
 
             def without(number: int, codes: Tensor, head: int = head) -> Tensor:
                 codes = codes.clone()

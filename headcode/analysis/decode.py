@@ -9,6 +9,7 @@ stream.
 import csv
 import dataclasses
 import io
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 from headcode.analysis.authors import as_authors
 from headcode.analysis.codes import Keys, capture, codes_of, layers_of
 from headcode.analysis.files import Arrays
-from headcode.analysis.runs import UNTRAINED, OpenRun, check_split, open_run
+from headcode.analysis.runs import UNTRAINED, OpenRun, Tell, check_split, open_run, tell_nobody
 from headcode.files import is_there, read_json, replace_file, temporary_folder, to_json
 from headcode.tasks import Task
 from headcode.version import __version__
@@ -186,6 +187,7 @@ def decode(
     controls: Sequence[str] = CONTROLS,
     seed: int = 0,
     batch_size: int = 256,
+    progress: Tell = tell_nobody,
 ) -> dict[str, Any]:
     """Decoders of a run, layer by layer, with controls: `{"card": …, "rows": […]}`.
 
@@ -206,19 +208,23 @@ def decode(
     options: dict[str, Any] = {"layers": numbers, "batch_size": batch_size, **pairs}
     with temporary_folder("decode") as folder:
         sizes = {**dict.fromkeys(test_splits, test_size), fit_split: fit_size}
-        files = {
-            split: capture(run, split, folder / f"{split}.npz", size=size, residual=residual, **options)
-            for split, size in sizes.items()
-        }
+        total = (len(sizes) + len(numbers)) * (2 if UNTRAINED in controls else 1)
+        parts = itertools.count()
+        files = {}
+        for split, size in sizes.items():
+            progress(f"codes of {split}", next(parts), total)
+            files[split] = capture(run, split, folder / f"{split}.npz", size=size, residual=residual, **options)
         for layer in numbers:
+            progress(f"decoders of layer {layer}", next(parts), total)
             rows += _rows(run.task, files, fit_split, test_splits, layer, controls, seed)
         if UNTRAINED in controls:
             start, _ = _opened(path, UNTRAINED, inputs, keys, authors)
-            blank = {
-                split: capture(start, split, folder / f"untrained-{split}.npz", size=size, **options)
-                for split, size in sizes.items()
-            }
+            blank = {}
+            for split, size in sizes.items():
+                progress(f"codes of {split}, untrained", next(parts), total)
+                blank[split] = capture(start, split, folder / f"untrained-{split}.npz", size=size, **options)
             for layer in numbers:
+                progress(f"decoders of layer {layer}, untrained", next(parts), total)
                 data = examples(run.task, blank[fit_split], layer)
                 decoder = Decoder(data, seed)
                 for split in test_splits:

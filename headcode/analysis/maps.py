@@ -12,7 +12,7 @@ import numpy as np
 from headcode.analysis.codes import Keys, capture, codes_of
 from headcode.analysis.decode import Decoder, examples, score
 from headcode.analysis.files import Arrays, write_arrays
-from headcode.analysis.runs import check_layers, checkpoints_of, open_run
+from headcode.analysis.runs import Tell, check_layers, checkpoints_of, open_run, tell_nobody
 from headcode.run import RunConfig
 from headcode.tasks import Task
 from headcode.version import __version__
@@ -157,6 +157,7 @@ def along_training(
     size: int = 1024,
     checkpoints: Sequence[str] | None = None,
     seed: int = 0,
+    progress: Tell = tell_nobody,
 ) -> dict[str, Any]:
     """Codes at the start and at every checkpoint of a run: decodability and where the mean codes of rules lie.
 
@@ -169,12 +170,14 @@ def along_training(
     names = checkpoints_of(path) if checkpoints is None else list(checkpoints)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    rows, means, steps = [], [], []
+    rows: list[dict[str, Any]] = []
+    means, steps = [], []
     card: dict[str, Any] = {}
     classes = np.array([])
     draft = folder / f".training-{seed}.npz"
     try:
         for name in names:
+            progress(f"checkpoint {name}", len(rows), len(names))
             run = open_run(path, name, inputs=inputs)
             chosen = check_layers([layer], run.config.model.num_layers)[0]
             options: dict[str, Any] = {"size": size, "layers": [chosen], "keys": keys}

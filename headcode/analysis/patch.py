@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headcode.analysis.runs import OpenRun, check_layers, check_split, open_run, predict
+from headcode.analysis.runs import OpenRun, Tell, check_layers, check_split, open_run, predict, tell_nobody
 from headcode.nn import capture_codes, edit_codes
 from headcode.nn.edit import Edit
 from headcode.tasks import Batch
@@ -30,6 +30,7 @@ def patch(
     inputs: str | None = None,
     seed: int = 0,
     batch_size: int = 256,
+    progress: Tell = tell_nobody,
 ) -> list[dict[str, Any]]:
     """Codes of a donor in a recipient's forward pass: whom does the answer follow?
 
@@ -57,15 +58,16 @@ def patch(
     places: list[list[int]] = [[layer] for layer in numbers]
     if len(numbers) > 1:
         places.append(numbers)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for kind, pairs in run.task.patch_pairs(split, size, seed, functools.partial(_outputs, run)):
         if not len(pairs["token"]):
             continue
         for control in ("none", "shuffled", "patched"):
             for chosen in places if control != "none" else places[:1]:
-                answers = _patched_answers(run, pairs, chosen, keys, control, seed, batch_size)
                 where: int | str = "all" if len(chosen) > 1 else chosen[0]
                 where = "none" if control == "none" else where
+                progress(f"{kind}, {control}" + ("" if control == "none" else f", layer {where}"), len(rows), None)
+                answers = _patched_answers(run, pairs, chosen, keys, control, seed, batch_size)
                 found = _follow(run, pairs, answers)
                 rows.append({"donor": kind, "control": control, "layer": where, "keys": keys, **found})
     if not rows:

@@ -1,7 +1,7 @@
 """A trained run, opened for reading: its model at a checkpoint, its task, and what was asked of it checked."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,12 @@ from headcode.train.randomness import seed_of
 from headcode.train.runtime import check_memory
 
 UNTRAINED = "untrained"
+Tell = Callable[[str, int, int | None], None]
+"""Told what is done next, how many parts of the work are done, and of how many (None: not known)."""
+
+
+def tell_nobody(what: str, done: int, total: int | None) -> None:
+    """The progress of work that nobody watches."""
 
 
 @dataclasses.dataclass(frozen=True)

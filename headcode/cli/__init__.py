@@ -4,12 +4,12 @@ import contextlib
 import importlib
 import io
 import os
-import re
 import sys
 import textwrap
 from collections.abc import Sequence
 
 from headcode import jit
+from headcode.suggest import no_such
 
 # name -> what it is for; the module of the same name is imported only when the command is used.
 COMMANDS = {
@@ -78,7 +78,7 @@ def _carry_out(arguments: list[str]) -> None:
         return
     name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:
-        _fail(f"There is no command {name!r}; the commands are: {', '.join(COMMANDS)}.")
+        _fail(no_such("There is no command", name, COMMANDS, "the commands are"))
     jit.announce = lambda sentence: print(f"headcode: {sentence}", file=sys.stderr)
     try:
         module = importlib.import_module(f"headcode.cli.{name}")
@@ -106,14 +106,19 @@ def parse_with_tyro(cls: type, name: str, doc: str, arguments: list[str]):  # ty
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(cls, prog=f"headcode {name}", description=textwrap.dedent(doc), args=arguments)
+            return tyro.cli(
+                cls,
+                prog=f"headcode {name}",
+                description=textwrap.dedent(doc),
+                args=arguments,
+                config=(tyro.conf.PositionalMetavarFromFieldName,),
+            )
     except SystemExit as exit_:
         if exit_.code in (0, None):
             raise
-        words = re.sub(r"[^\x20-\x7e…×]+", " ", re.sub(r"\x1b\[[0-9;]*m", "", complaint.getvalue()))
-        words = re.sub(r"\s+", " ", words).strip()
-        words = re.sub(r"^Parsing error\s*|^Unrecognized options\s*", "", words)
-        _fail(words or f"headcode {name} could not read its arguments; see headcode {name} --help.")
+        from headcode.cli._mistakes import in_one_sentence
+
+        _fail(in_one_sentence(cls, f"headcode {name}", arguments, complaint.getvalue()))
 
 
 def _out_of_memory(error: Exception) -> str | None:

@@ -87,7 +87,7 @@ def _draw(
     size_limit = 1.1 * abs(contributions[0, query]).max()
     for key in range(keys):
         code, weight = codes[0, :, query, key], weights[0, query, key]
-        axes[0, key].bar(range(1, len(code) + 1), code, color=["#0072B2" if z >= 0 else "#D55E00" for z in code])
+        axes[0, key].bar(range(len(code)), code, color=["#0072B2" if z >= 0 else "#D55E00" for z in code])
         axes[0, key].set(ylim=(-code_limit, code_limit), title=f"key {key}")
         axes[1, key].imshow(weight, cmap="RdBu_r", vmin=-weight_limit, vmax=weight_limit, aspect="auto")
         axes[2, key].bar(range(len(output[0, query])), contributions[0, query, key], color="#009E73")

@@ -23,13 +23,16 @@ class TaskOptions:
 
     def make_task(self) -> Task:
         """The task, or one sentence about a flag that it does not have."""
-        cls = TASKS[self.task]
-        flags = {name for task in TASKS.values() for name in task.flags}
-        given = {name: value for name, value in vars(self).items() if name in flags and value is not None}
+        cls, given = TASKS[self.task], self.given_flags()
         known = {field.name for field in dataclasses.fields(cls)}
         if foreign := [f"--{name.replace('_', '-')}" for name in given if name not in known]:
             raise ValueError(f"The task {self.task} has no {', '.join(foreign)}; leave it out.")
         return cls(seed=self.seed, **given)
+
+    def given_flags(self) -> dict[str, Any]:
+        """The fields of the task that were given."""
+        flags = {name for task in TASKS.values() for name in task.flags}
+        return {name: value for name, value in vars(self).items() if name in flags and value is not None}
 
 
 def with_task_flags(command: type[C]) -> type[C]:

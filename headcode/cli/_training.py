@@ -5,15 +5,13 @@ import json
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import tyro
 
-from headcode.run import RunConfig
-from headcode.train import Reporter, RunResult, Runtime, Trainer, TrainingFailed, TrainingInterrupted
-from headcode.train.distributed import is_main_process, started_by_torchrun
-from headcode.train.progress import TensorBoardReporter, WandbReporter, terminal_reporter
-from headcode.train.runtime import RunWarning
+if TYPE_CHECKING:  # the help of a command needs no torch
+    from headcode.run import RunConfig
+    from headcode.train import Reporter, RunResult, Runtime
 
 _show_warning = warnings.showwarning
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
@@ -28,7 +26,9 @@ class Trackers:
     wandb: Switch = False
     """Also log to Weights & Biases (needs the extra headcode[wandb]); WANDB_MODE=offline keeps it here."""
 
-    def reporters(self, out: Path, config: RunConfig) -> list[Reporter]:
+    def reporters(self, out: Path, config: "RunConfig") -> list["Reporter"]:
+        from headcode.train.progress import TensorBoardReporter, WandbReporter, terminal_reporter
+
         chosen: list[Reporter] = [terminal_reporter()]
         if self.tensorboard:
             chosen.append(TensorBoardReporter(out))
@@ -37,8 +37,11 @@ class Trackers:
         return chosen
 
 
-def carry_out(config: RunConfig, out: Path, runtime: Runtime, trackers: Trackers) -> None:
+def carry_out(config: "RunConfig", out: Path, runtime: "Runtime", trackers: Trackers) -> None:
     """Train, and end the process as its user would expect: 1 after a failure, 128 + signal after a signal."""
+    from headcode.train import Trainer, TrainingFailed, TrainingInterrupted
+    from headcode.train.distributed import is_main_process, started_by_torchrun
+
     warnings.showwarning = say_warning
     try:
         reporters = trackers.reporters(out, config) if is_main_process() else []
@@ -61,7 +64,7 @@ def carry_out(config: RunConfig, out: Path, runtime: Runtime, trackers: Trackers
         print(summary(config, out, result))
 
 
-def summary(config: RunConfig, out: Path, result: RunResult) -> str:
+def summary(config: "RunConfig", out: Path, result: "RunResult") -> str:
     """The last evaluation, split by split, and where everything is."""
     last = [r for r in result.metrics if r["kind"] == "eval" and r["step"] == result.step]
     lines = [f"{config.model.method} on {config.task.name}, seed {config.seed}, {result.step} steps"]
@@ -88,6 +91,8 @@ def _end(sentence: str, code: int) -> NoReturn:
 
 def say_warning(message: Warning | str, category: type[Warning], *details: Any, **more: Any) -> None:
     """Our own warnings as plain sentences, those of others as they are."""
+    from headcode.train.runtime import RunWarning
+
     if issubclass(category, RunWarning):
         print(f"headcode: {message}", file=sys.stderr)
     else:

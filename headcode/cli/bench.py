@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headcode.suggest import no_such
+
 KINDS = {
     "ops": (
         "headcode.bench.ops",
@@ -40,7 +42,7 @@ def parse(arguments: Sequence[str]) -> Any:
         raise SystemExit(0)
     kind = arguments[0]
     if kind not in KINDS:
-        raise ValueError(f"There is nothing called {kind!r} to measure; choose one of: {', '.join(KINDS)}.")
+        raise ValueError(no_such("There is no measurement called", kind, KINDS, "choose one of"))
     module = _load(KINDS[kind][0])
     return parse_with_tyro(getattr(module, KINDS[kind][1]), f"bench {kind}", module.__doc__ or "", list(arguments[1:]))
 

@@ -12,8 +12,27 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from headcode.cli._progress import shown
+from headcode.cli._tables import aligned_table
 from headcode.cli._training import Switch, print_json
 from headcode.cli.codes import Numbers, check_authors, parse_keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a reading of the codes gave, and how it is told."""
+
+    result: dict[str, Any]
+    title: str
+    rows: Sequence[dict[str, Any]]
+    columns: Sequence[str]
+    paths: Sequence[Path]
+
+    def tell(self) -> None:
+        print(self.title)
+        print(aligned_table({column: [_cell(row[column]) for row in self.rows] for column in self.columns}))
+        for path in self.paths:
+            print(f"wrote {path}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +88,15 @@ class Command:
             raise ValueError(f"--authors is for decoders and --likeness: leave it out with --{other[0]}.")
         printed = {}
         for name in wanted or ["decode"]:
-            printed[name] = getattr(self, f"_{name}")(out)
+            with shown(name) as progress:
+                found = getattr(self, f"_{name}")(out, progress)
+            printed[name] = found.result
+            if not self.json:
+                found.tell()
         if self.json:
             print_json(printed if wanted else printed["decode"])
 
-    def _decode(self, out: Path) -> dict[str, Any]:
+    def _decode(self, out: Path, progress: Any) -> Found:
         from headcode.analysis.decode import decode, write_decoding
         from headcode.report import figures
 
@@ -89,16 +112,16 @@ class Command:
             test_size=self.size,
             controls=self.controls,
             seed=self.seed,
+            progress=progress,
         )
         paths = write_decoding(result, out)
         card = result["card"]
         drawn = figures.decoding({card["method"]: paths[0]}, out / "figures" / "decode")
         title = f"{card['method']} on {card['task']}, step {card['step']}: decoding on {self.split}"
         columns = ("layer", "source", "subset", "macro_f1", "macro_f1_low", "macro_f1_high", "accuracy")
-        self._report(title, result["rows"], columns, [*paths, *drawn])
-        return result
+        return Found(result, title, result["rows"], columns, [*paths, *drawn])
 
-    def _patch(self, out: Path) -> dict[str, Any]:
+    def _patch(self, out: Path, progress: Any) -> Found:
         from headcode.analysis.decode import write_decoding
         from headcode.analysis.patch import patch
         from headcode.analysis.runs import open_run
@@ -114,6 +137,7 @@ class Command:
             split=self.split,
             size=self.size,
             seed=self.seed,
+            progress=progress,
         )
         facts = open_run(self.run_folder, self.checkpoint, inputs=self.inputs).facts()
         card = {**facts, "what": "patching", "split": self.split, "size": self.size, "donor_seed": self.seed}
@@ -121,25 +145,24 @@ class Command:
         paths = write_decoding(result, out, "patch")
         drawn = figures.patching({facts["method"]: paths[0]}, out / "figures" / "patch")
         columns = ("donor", "control", "layer", "follows", "stays", "copies", "pairs")
-        self._report(f"{facts['method']} on {facts['task']}: patched codes", rows, columns, [*paths, *drawn])
-        return result
+        return Found(result, f"{facts['method']} on {facts['task']}: patched codes", rows, columns, [*paths, *drawn])
 
-    def _ablate(self, out: Path) -> dict[str, Any]:
+    def _ablate(self, out: Path, progress: Any) -> Found:
         from headcode.analysis.ablate import ablate
         from headcode.analysis.decode import write_decoding
         from headcode.analysis.runs import open_run
         from headcode.report import figures
 
         run = open_run(self.run_folder, self.checkpoint, inputs=self.inputs)
-        rows = ablate(run, split=self.split, size=self.size, layers=self.layers)
+        rows = ablate(run, split=self.split, size=self.size, layers=self.layers, progress=progress)
         result = {"card": {**run.facts(), "what": "ablation", "split": self.split, "size": self.size}, "rows": rows}
         paths = write_decoding(result, out, "ablate")
         drawn = figures.head_ablation({run.config.model.method: paths[0]}, out / "figures" / "ablate")
         metrics = [name for name in rows[0] if name not in ("layer", "head", "mode")]
-        self._report(f"{run.config.model.method}: heads taken out", rows, ("layer", "head", *metrics), [*paths, *drawn])
-        return result
+        columns = ("layer", "head", *metrics)
+        return Found(result, f"{run.config.model.method}: heads taken out", rows, columns, [*paths, *drawn])
 
-    def _likeness(self, out: Path) -> dict[str, Any]:
+    def _likeness(self, out: Path, progress: Any) -> Found:
         from headcode.analysis.authors import as_authors
         from headcode.analysis.codes import capture
         from headcode.analysis.files import open_arrays
@@ -156,7 +179,9 @@ class Command:
         options: dict[str, Any] = {"size": self.size, "layers": layers, **pairs}
         rows, paths = [], []
         with temporary_folder("likeness") as folder:
+            progress("codes of iid", 0, 2)
             seen = capture(run, "iid", folder / "seen.npz", **options)
+            progress(f"codes of {self.split}", 1, 2)
             held_out = capture(run, self.split, folder / "held-out.npz", **options)
             for layer in layers:
                 try:
@@ -169,10 +194,9 @@ class Command:
                 stem = out / "figures" / path.stem
                 paths += [path, *figures.rule_likeness({f"layer {layer}": path}, stem)]
         title = "held-out mean codes that are most like the seen mean code of their own rule or term"
-        self._report(title, rows, ("layer", "diagonal_share", "classes_compared"), paths)
-        return {"rows": rows}
+        return Found({"rows": rows}, title, rows, ("layer", "diagonal_share", "classes_compared"), paths)
 
-    def _training(self, out: Path) -> dict[str, Any]:
+    def _training(self, out: Path, progress: Any) -> Found:
         from headcode.analysis.decode import write_decoding
         from headcode.analysis.maps import along_training
         from headcode.report import figures
@@ -189,11 +213,11 @@ class Command:
             split=self.split,
             size=self.size,
             seed=self.seed,
+            progress=progress,
         )
         paths = write_decoding(result, out, "training")
         drawn = figures.along_training({result["card"]["method"]: out / "training.npz"}, out / "figures" / "training")
-        self._report("codes along training", result["rows"], tuple(result["rows"][0]), [*paths, *drawn])
-        return result
+        return Found(result, "codes along training", result["rows"], tuple(result["rows"][0]), [*paths, *drawn])
 
     def _keys(self) -> str | list[int]:
         return parse_keys(self.keys or ("self",))
@@ -203,21 +227,8 @@ class Command:
 
         return self.inputs or read_run_config(self.run_folder).task.decoding_inputs
 
-    def _report(
-        self, title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str], paths: Sequence[Path]
-    ) -> None:
-        if self.json:
-            return
-        print(title)
-        table = [list(columns), *([_cell(row[c]) for c in columns] for row in rows)]
-        widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
-        for line in table:
-            print("  " + "  ".join(word.rjust(width) for word, width in zip(line, widths, strict=True)))
-        for path in paths:
-            print(f"wrote {path}")
-
 
 def _cell(value: Any) -> str:
     if value is None:
-        return "-"
+        return "–"
     return f"{value:.3f}" if isinstance(value, float) else str(value)

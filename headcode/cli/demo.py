@@ -11,13 +11,10 @@ import dataclasses
 import shutil
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headcode.cli._generated_network import draw_opened, in_words, open_layer
-from headcode.presets import preset
-from headcode.run import override
-from headcode.sweep import grid
-from headcode.sweep.plan import Configs, plan
+if TYPE_CHECKING:  # the help of a command needs no torch
+    from headcode.sweep.plan import Configs
 
 METHODS = ("softmax", "linear", "hyla")
 SPLITS = ("iid", "compositional", "novel")
@@ -39,6 +36,8 @@ class Command:
 
     def run(self) -> None:
         from headcode.cli._demo_puzzles import choose_model, solve_puzzles
+        from headcode.cli._generated_network import draw_opened, in_words, open_layer
+        from headcode.sweep.plan import plan
 
         if self.puzzles < 1:
             raise ValueError(f"--puzzles must be 1 or more, got {self.puzzles}.")
@@ -73,7 +72,11 @@ class Command:
         print("  headcode eval zoo/logic-hyla                     a trained model that comes with the package")
         print("  from headcode import HyperAttention              HYLA in a model of your own")
 
-    def _configs(self) -> Configs:
+    def _configs(self) -> "Configs":
+        from headcode.presets import preset
+        from headcode.run import override
+        from headcode.sweep import grid
+
         base = override(preset("logic-small"), seed=self.seed)
         if self.steps is not None:
             base = override(base, steps=self.steps)

@@ -11,10 +11,6 @@ from typing import Any
 import tyro
 
 from headcode.cli._training import Switch, metrics_line, print_json, say_warning
-from headcode.train.checkpoint import choose_checkpoint, find_run, load_from
-from headcode.train.evaluate import evaluate_model, evaluation_splits
-from headcode.train.folder import read_run_config
-from headcode.train.runtime import find_device
 
 DEFAULT_SIZE = 4096
 
@@ -39,6 +35,11 @@ class Command:
     """Print one JSON object."""
 
     def run(self) -> None:
+        from headcode.train.checkpoint import choose_checkpoint, find_run, load_from
+        from headcode.train.evaluate import evaluate_model, evaluation_splits
+        from headcode.train.folder import read_run_config
+        from headcode.train.runtime import find_device
+
         warnings.showwarning = say_warning
         config = read_run_config(self.run_folder)
         if self.split is not None and self.split not in config.task.splits:

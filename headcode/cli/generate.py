@@ -7,18 +7,15 @@ import dataclasses
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
 from headcode.cli._training import Switch, print_json, say_warning
-from headcode.nn import Transformer
-from headcode.nn.config import can_recur
-from headcode.nn.generation import generate
-from headcode.tasks.language.tokenizer import TextStream, Tokenizer
-from headcode.train.checkpoint import choose_checkpoint, load_from
-from headcode.train.folder import read_run_config, tokenizer_of
-from headcode.train.runtime import find_device, numerics
+
+if TYPE_CHECKING:  # the help of a command needs no torch
+    from headcode.nn import Transformer
+    from headcode.tasks.language.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +52,10 @@ class Command:
     """Print one JSON object at the end instead of the text as it comes."""
 
     def run(self) -> None:
+        from headcode.train.checkpoint import choose_checkpoint, load_from
+        from headcode.train.folder import read_run_config, tokenizer_of
+        from headcode.train.runtime import find_device, numerics
+
         warnings.showwarning = say_warning
         config = read_run_config(self.run_folder)
         if not config.task.reads_text:
@@ -69,14 +70,19 @@ class Command:
         with numerics("float32", device, self.threads):
             self._tell(prompt, self._generate(model, prompt, tokenizer), tokenizer, model)
 
-    def _generate(self, model: Transformer, prompt: list[int], tokenizer: Tokenizer) -> Any:
+    def _generate(self, model: "Transformer", prompt: list[int], tokenizer: "Tokenizer") -> Any:
+        from headcode.nn.generation import generate
+
         if self.recurrent and not self.cache:
             raise ValueError("--recurrent keeps a state of the past, which --no-cache forbids; leave one out.")
         names = ("temperature", "top_k", "top_p", "seed", "cache", "recurrent")
         options: Any = {name: getattr(self, name) for name in names}
         return generate(model, prompt, self.max_tokens, end_token=tokenizer.end_token, **options)
 
-    def _tell(self, prompt: list[int], tokens: Any, tokenizer: Tokenizer, model: Transformer) -> None:
+    def _tell(self, prompt: list[int], tokens: Any, tokenizer: "Tokenizer", model: "Transformer") -> None:
+        from headcode.nn.config import can_recur
+        from headcode.tasks.language.tokenizer import TextStream
+
         stream = TextStream(tokenizer, prompt)
         given: list[int] = []
         pieces: list[str] = []
@@ -101,7 +107,7 @@ class Command:
             print()
 
 
-def tokens_of(prompt: str, tokenizer: Tokenizer) -> list[int]:
+def tokens_of(prompt: str, tokenizer: "Tokenizer") -> list[int]:
     """The prompt's tokens; nothing is the end of the document before."""
     try:
         prompt.encode()

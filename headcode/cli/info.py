@@ -8,14 +8,16 @@ Example: headcode info zoo/logic-hyla
 
 import dataclasses
 import json
+import textwrap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 import headcode
-from headcode.interop import load_reference
-from headcode.nn import Transformer, flops_per_token
+
+if TYPE_CHECKING:  # the help of a command needs no torch
+    from headcode.nn import Transformer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,14 +41,18 @@ class Command:
         facts = describe(self._load(), self.length)
         print(json.dumps(facts, indent=2) if self.json else _table(facts))
 
-    def _load(self) -> Transformer:
+    def _load(self) -> "Transformer":
+        from headcode.interop import load_reference
+
         if self.checkpoint.is_file():
             return load_reference(self.checkpoint, method=self.method, causal=self.causal)
         return headcode.load(self.checkpoint)
 
 
-def describe(model: Transformer, length: int | None = None) -> dict[str, Any]:
+def describe(model: "Transformer", length: int | None = None) -> dict[str, Any]:
     """Everything `headcode info` prints, as plain data."""
+    from headcode.nn import flops_per_token
+
     return {
         "config": model.config.to_dict(),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -65,8 +71,14 @@ def _table(facts: dict[str, Any]) -> str:
         [
             f"parameters       {facts['parameters']:,}",
             f"FLOPs per token  {facts['flops_per_token']:,.0f} (forward, length {facts['length']})",
-            "config           " + ", ".join(f"{name}={value}" for name, value in chosen.items()),
+            _folded("config           ", [f"{name}={value}" for name, value in chosen.items()]),
             "shapes",
             *shapes,
         ]
     )
+
+
+def _folded(title: str, words: list[str]) -> str:
+    """Words with commas between, in lines that fit 80 columns, the title before the first."""
+    between = " " * len(title)
+    return textwrap.fill(title + ", ".join(words), 80, subsequent_indent=between, break_on_hyphens=False)

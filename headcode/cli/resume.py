@@ -7,14 +7,14 @@ Example: headcode resume runs/first
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
 from headcode.cli._training import Trackers, carry_out
-from headcode.train import Runtime
-from headcode.train.checkpoint import find_run
-from headcode.train.folder import ENVIRONMENT_FILE, read_environments, read_run_config
+
+if TYPE_CHECKING:  # the help of a command needs no torch
+    from headcode.train import Runtime
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,12 +33,18 @@ class Command(Trackers):
     """Shard over many processes; as before unless given."""
 
     def run(self) -> None:
+        from headcode.train.checkpoint import find_run
+        from headcode.train.folder import read_run_config
+
         if find_run(self.run_folder) != self.run_folder:
             raise ValueError(f"{self.run_folder} is a model of the zoo: its training has ended, and is not resumed.")
         config = read_run_config(self.run_folder)
         carry_out(config, self.run_folder, self._runtime(), self)
 
-    def _runtime(self) -> Runtime:
+    def _runtime(self) -> "Runtime":
+        from headcode.train import Runtime
+        from headcode.train.folder import ENVIRONMENT_FILE, read_environments
+
         starts = read_environments(self.run_folder)
         before: dict[str, Any] = {}
         if starts and "runtime" in starts[-1]:

@@ -13,9 +13,6 @@ import tyro
 
 from headcode.cli._tables import aligned_table
 from headcode.cli._training import Switch, print_json
-from headcode.tasks.answers import find_card, read_answers, read_card
-from headcode.tasks.export import card_path
-from headcode.tasks.scores import score
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +25,9 @@ class Command:
     """Print one JSON object."""
 
     def run(self) -> None:
+        from headcode.tasks.answers import read_answers, read_card
+        from headcode.tasks.scores import score
+
         if not self.answers:
             raise ValueError("Name a file of answers: headcode score FILE.")
         if self.puzzles is not None and len(self.answers) > 1:
@@ -46,6 +46,9 @@ class Command:
             print(comparison(found))
 
     def _card_of(self, answers: Path) -> Path:
+        from headcode.tasks.answers import find_card
+        from headcode.tasks.export import card_path
+
         if self.puzzles is None:
             return find_card(answers)
         card = self.puzzles if self.puzzles.name.endswith(".card.json") else card_path(self.puzzles)

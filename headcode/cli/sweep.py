@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import tyro
 
 from headcode.cli._training import Switch, print_json
-from headcode.sweep.words import split_values, value_of
+from headcode.suggest import no_such
 
 Values = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="FIELD=A,B,…"), tyro.conf.UseAppendAction]
 Option = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE"), tyro.conf.UseAppendAction]
@@ -86,9 +86,7 @@ class Command:
 
         if self.what not in DEFAULT_PRESETS:
             if not self.what.endswith(".py") and not Path(self.what).exists():
-                raise ValueError(
-                    f"There is no task or sweep file {self.what!r}; the tasks are: {', '.join(DEFAULT_PRESETS)}."
-                )
+                raise ValueError(no_such("There is no task or sweep file", self.what, DEFAULT_PRESETS, "the tasks are"))
             if self.values or self.preset:
                 raise ValueError("A sweep file says everything itself: leave out --set and --preset.")
             return read_sweep(self.what)
@@ -124,6 +122,7 @@ def _complain(sentence: str) -> None:
 def options_of(words: Sequence[str], engine: str, function: Callable[..., Any]) -> dict[str, Any]:
     """The engine's options in `name=value` words. An argument of `function` itself is not an option of the engine."""
     from headcode.sweep.runner import run_sweep
+    from headcode.sweep.words import value_of
 
     own = {*inspect.signature(function).parameters, *inspect.signature(run_sweep).parameters}
     options = {}
@@ -150,6 +149,7 @@ def configs_of(base: Any, words: tuple[str, ...]) -> list[tuple[str, Any]]:
     """Every combination of the values in `field=a,b` words; fields with one value are set and not named."""
     from headcode.run import override
     from headcode.sweep.grid import grid
+    from headcode.sweep.words import split_values, value_of
 
     if not words:
         raise ValueError(

@@ -9,6 +9,7 @@ import functools
 import inspect
 import itertools
 import json
+import shutil
 import sys
 import textwrap
 import typing
@@ -22,19 +23,26 @@ from headcode.cli._training import Switch, Trackers, carry_out, print_json
 from headcode.files import parse_json
 from headcode.presets import DEFAULT_PRESETS, PRESETS, preset, preset_of, presets_of
 from headcode.run import RunConfig, field_type, fields_of, get_field, override, owner_of
+from headcode.suggest import no_such
 from headcode.train import Runtime, Trainer
 from headcode.train.cost import step_flops
 from headcode.train.distributed import is_main_process
 from headcode.train.progress import duration
 
 PROBE_SECONDS = 3.0
+GROUPS: dict[str | None, tuple[str, str, str]] = {
+    None: ("of_run", "run", "How long it trains, what is evaluated and saved."),
+    "task": ("of_task", "task", "What is learned, and what is held out."),
+    "model": ("of_model", "model", "The transformer and its attention."),
+    "optimization": ("of_optimiser", "optimiser", "How weights are updated."),
+}
+"""Section of the configuration -> attribute of the command, title in --help, explanation."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainOptions(Trackers):
     """What a training command says beyond the configuration. The fields of the configuration are added by `parse`."""
 
-    task: tyro.conf.Suppress[str]
     preset: str
     """The configuration to start from."""
     out: Path | None = None
@@ -52,7 +60,8 @@ class TrainOptions(Trackers):
 
     def config(self) -> RunConfig:
         start = preset(self.preset)
-        given = {name: getattr(self, name) for name in fields_of(start)}
+        groups = (vars(getattr(self, attribute)) for attribute, _, _ in GROUPS.values())
+        given = {name: value for group in groups for name, value in group.items()}
         if given["task_seed"] is None:
             given.pop("task_seed")
         for name, value in given.items():
@@ -104,7 +113,7 @@ def parse(arguments: Sequence[str]) -> TrainOptions:
         raise SystemExit(0)
     task = arguments[0]
     if task not in DEFAULT_PRESETS:
-        raise ValueError(f"There is no task {task!r}; the tasks are: {', '.join(DEFAULT_PRESETS)}.")
+        raise ValueError(no_such("There is no task", task, DEFAULT_PRESETS, "the tasks are"))
     arguments = _current_flags(arguments)
     name = _given_preset(arguments) or DEFAULT_PRESETS[task]
     options = _command_class(preset_of(task, name), name)
@@ -114,22 +123,25 @@ def parse(arguments: Sequence[str]) -> TrainOptions:
 
 
 def _command_class(config: RunConfig, name: str) -> type:
-    task = config.task.name
-    presets = f"The configuration to start from: {', '.join(presets_of(task))}."
-    flags: list[Any] = [
-        ("task", tyro.conf.Suppress[str], task),
-        ("preset", Annotated[str, tyro.conf.arg(help=presets)], name),
-    ]
-    for flag in fields_of(config):
+    presets = f"The configuration to start from: {', '.join(presets_of(config.task.name))}."
+    annotated: Any = Annotated  # with types that are known at run time alone
+    flags: dict[str | None, list[Any]] = {section: [] for section in GROUPS}
+    for flag, (section, _) in fields_of(config).items():
         default = get_field(config, flag)
         kind = field_type(config, flag)
         if flag == "task_seed":
             kind, default = int | None, None
         elif _as_text(kind):
             kind, default = str, json.dumps(default)
-        flags.append((flag, Annotated[kind, tyro.conf.arg(help=_help(config, flag))], default))
-    # The dataclass is made anew for each preset, so that --help shows the values that it has.
-    fields = [(flag, kind, dataclasses.field(default=default)) for flag, kind, default in flags]
+        # Without its group's name before it: --dim, not --model.dim.
+        shown: Any = annotated[kind, tyro.conf.OmitArgPrefixes, tyro.conf.arg(help=_help(config, flag))]
+        flags[section].append((flag, shown, dataclasses.field(default=default)))
+    # The dataclasses are made anew for each preset, so that --help shows the values that it has.
+    fields: list[Any] = [("preset", Annotated[str, tyro.conf.arg(help=presets)], dataclasses.field(default=name))]
+    for section, (attribute, title, words) in GROUPS.items():
+        group = dataclasses.make_dataclass(title, flags[section], frozen=True, kw_only=True)
+        annotation = annotated[group, tyro.conf.arg(name=title, help=words)]
+        fields.append((attribute, annotation, dataclasses.field(default_factory=group)))
     base: type = TrainOptions
     if config.task.reads_text:
         from headcode.cli._language import LanguageOptions as base
@@ -198,14 +210,23 @@ def _given_preset(arguments: Sequence[str]) -> str | None:
 
 
 def _overview() -> str:
-    width = max(map(len, PRESETS))
-    presets = [f"  {name:<{width}}  {(function.__doc__ or '').strip()}" for name, function in PRESETS.items()]
+    sentence, example = (__doc__ or "").strip().split("\n\n")
+    longest = max(map(len, PRESETS))
+    columns = shutil.get_terminal_size().columns
+    presets = [
+        textwrap.fill(
+            f"  {name:<{longest}}  {(function.__doc__ or '').strip()}", columns, subsequent_indent=" " * (longest + 4)
+        )
+        for name, function in PRESETS.items()
+    ]
     return "\n".join(
         [
-            f"usage: headcode train {{{','.join(DEFAULT_PRESETS)}}} "
-            "[--preset P] [--method M] [--steps N] [--seed S] [--out DIR] …",
+            f"usage: headcode train {{{','.join(DEFAULT_PRESETS)}}} [--preset P] [--method M]",
+            "                      [--steps N] [--seed S] [--out DIR] …",
             "",
-            *(__doc__ or "").strip().splitlines(),
+            *textwrap.wrap(sentence, columns),
+            "",
+            *example.splitlines(),
             "",
             "presets:",
             *presets,

@@ -5,6 +5,7 @@ import importlib
 from headcode.experiments.base import SCALES, Experiment, Scale, Study, Table, Verdict
 from headcode.experiments.mean import Mean
 from headcode.experiments.run import Outcome, estimate, planned_runs, reproduce
+from headcode.suggest import no_such
 
 # Its class in the module of the same name, which is imported only when the experiment is asked for.
 _CLASSES = {
@@ -36,7 +37,7 @@ def experiment(name: str) -> Experiment:
     'Number of heads at fixed width'
     """
     if name not in _CLASSES:
-        raise ValueError(f"There is no experiment {name!r}; the experiments are: {', '.join(EXPERIMENTS)}.")
+        raise ValueError(no_such("There is no experiment", name, EXPERIMENTS, "the experiments are"))
     module = importlib.import_module(f"headcode.experiments.{name.replace('-', '_')}")
     found = getattr(module, _CLASSES[name])()
     assert isinstance(found, Experiment)

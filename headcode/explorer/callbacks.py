@@ -11,7 +11,7 @@ from headcode.explorer.catalogue import Catalogue
 from headcode.explorer.layout import SLOTS
 from headcode.explorer.parts import Piece, choices, heading, note
 from headcode.explorer.slots import lens_slot, task_slot
-from headcode.explorer.state import MAX_INSTANCE, MAX_TEXT, parse
+from headcode.explorer.state import MAX_INSTANCE, MAX_TEXT, START_PAIR, parse
 from headcode.explorer.state import State as Shown
 from headcode.explorer.view import token_strip
 
@@ -103,7 +103,7 @@ class Explorer:
         if trigger == "jump" and kind != "lens" and _whole(given) is not None and 0 <= given <= MAX_INSTANCE:
             return state.visit(state.split, int(given)).change(shown=False, donor="").search()
         if trigger == "text" and kind == "lens" and isinstance(given, str) and given.strip():
-            return state.link(text=" ".join(given.split())[:MAX_TEXT], query=1, key=1)
+            return state.link(text=" ".join(given.split())[:MAX_TEXT], query=START_PAIR[0], key=START_PAIR[1])
         point = _first_point(given)
         if (
             name == "sheet"

@@ -50,11 +50,12 @@ class Catalogue:
 
     @functools.cached_property
     def peers(self) -> dict[str, list[str]]:
-        """The other models with the same task, which can be asked the same question."""
-        found = {
-            name: [other for other, their in self.models.items() if other != name and their.task == model.task]
-            for name, model in self.models.items()
-        }
+        """The other models with the same task, which can be asked the same question; those of other methods first."""
+        found = {}
+        for name, model in self.models.items():
+            peers = [each for each in self.models.values() if each.name != name and each.task == model.task]
+            others = [each.name for each in peers if each.method != model.method]
+            found[name] = others + [each.name for each in peers if each.method == model.method]
         return found | {name: [] for name in self.lenses}
 
 

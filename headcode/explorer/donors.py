@@ -45,7 +45,7 @@ def patch_card(model: Model, state: State, question: Any) -> list[Piece]:
     ]
     if state.donor:
         keys = [("all keys", "all"), ("the key", "key")]
-        layers = [(f"layer {state.layer + 1}", False), ("all layers", True)]
+        layers = [(f"layer {state.layer}", False), ("all layers", True)]
         pieces.append(
             choices("keys", [(words, state.link(swap=key), state.swap == key) for words, key in keys], "swap")
         )

@@ -64,14 +64,20 @@ def _star(colour: str, size: int, symbol: str = "star") -> dict[str, Any]:
 def _heatmap(matrix: np.ndarray, hover: str, digits: int = 3, **more: Any) -> dict[str, Any]:
     """A matrix in colours of both signs, unless `more` says otherwise."""
     limit = float(np.abs(matrix).max()) or 1.0
-    colours = {"colorscale": SIGNED, "zmin": -limit, "zmax": limit, "showscale": False}
+    colours = {"colorscale": SIGNED, "zmin": -limit, "zmax": limit, "colorbar": _bar()}
     trace = {"type": "heatmap", "z": [_round(row, digits) for row in matrix], **colours}
     return {**trace, "hovertemplate": f"{hover}<extra></extra>", **more}
 
 
+def _bar(title: str = "", bottom: float = 0.0, top: float = 1.0) -> dict[str, Any]:
+    """A colour bar beside the part of a figure from `bottom` to `top`."""
+    place = {"y": (bottom + top) / 2, "len": top - bottom, "lenmode": "fraction", "ypad": 0, "xpad": 4}
+    return {"title": {"text": title, "side": "right"}, "thickness": 9, "outlinewidth": 0, "nticks": 5, **place}
+
+
 def code_bars(code: np.ndarray, donor: np.ndarray | None) -> Figure:
     """The code, one bar a head; a donor's code as rings."""
-    heads = list(range(1, len(code) + 1))
+    heads = list(range(len(code)))
     bars = {
         "type": "bar",
         "x": heads,
@@ -87,7 +93,7 @@ def code_bars(code: np.ndarray, donor: np.ndarray | None) -> Figure:
     return _figure(
         data,
         HEIGHTS["bars"],
-        xaxis=_axis(title={"text": "head", "standoff": 4}, dtick=every, tick0=1, range=[0.4, len(heads) + 0.6]),
+        xaxis=_axis(title={"text": "head", "standoff": 4}, dtick=every, tick0=0, range=[-0.6, len(heads) - 0.4]),
         yaxis=_axis(showgrid=True, zeroline=True, nticks=5),
         bargap=0.25,
     )
@@ -96,15 +102,15 @@ def code_bars(code: np.ndarray, donor: np.ndarray | None) -> Figure:
 def code_sheet(codes: np.ndarray, names: Sequence[str], key: int, tokens: Sequence[str] = ()) -> Figure:
     """The codes of one query to all keys, (H, key): a column is a code; the chosen key is framed. Tokens that are words
     stand under their columns, as many as there is room for."""
-    places: Figure = {"x": list(range(codes.shape[1])), "y": list(range(1, len(codes) + 1))}
+    places: Figure = {"x": list(range(codes.shape[1])), "y": list(range(len(codes)))}
     words = [_text(names) for _ in codes]
     sheet = _heatmap(codes, "%{customdata}<br>head %{y}: %{z:.3f}", customdata=words, **places)
     frame = {
         "type": "rect",
         "x0": key - 0.5,
         "x1": key + 0.5,
-        "y0": 0.5,
-        "y1": len(codes) + 0.5,
+        "y0": -0.5,
+        "y1": len(codes) - 0.5,
         "line": {"color": ORANGE, "width": 2.5},
     }
     across = _axis(title={"text": "key (click one)", "standoff": 4}, nticks=10)
@@ -176,14 +182,13 @@ def shaded_map(
 ) -> Figure:
     """A map whose points are coloured by a number from 0 to 1."""
     figure = map_of_codes(points, [("", GREY, np.arange(len(points)))], words, shares, here, donor)
-    scale = {"title": {"text": title, "side": "right"}, "thickness": 10, "outlinewidth": 0, "len": 0.9}
     figure["data"][0]["marker"] |= {
         "color": _round(values),
         "colorscale": HEIGHT,
         "cmin": 0,
         "cmax": 1,
         "showscale": True,
-        "colorbar": scale,
+        "colorbar": _bar(title),
     }
     figure["data"][0]["showlegend"] = False
     figure["layout"] |= {"showlegend": True, "margin": {"l": 28, "r": 8, "t": 36, "b": 28}}
@@ -211,7 +216,8 @@ def networks(weights: Sequence[np.ndarray], step: int = 1) -> Figure:
         suffix = "" if index == 0 else str(index + 1)
         hover = hovers[index] if several else "input %{x}, output %{y}"
         axes = {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
-        data.append(_heatmap(matrix, hover + ": %{z:.3f}", 4, dx=step, dy=step, **axes))
+        bar = _bar("", *domains[index])
+        data.append(_heatmap(matrix, hover + ": %{z:.3f}", 4, dx=step, dy=step, colorbar=bar, **axes))
         layout[f"xaxis{suffix}"] = _axis(anchor=f"y{suffix}", nticks=9, showticklabels=index == len(shown) - 1)
         ticks = {"dtick": 1} if len(matrix) <= 8 else {"nticks": 5}
         layout[f"yaxis{suffix}"] = _axis(domain=domains[index], autorange="reversed", anchor=f"x{suffix}", **ticks)
@@ -242,6 +248,7 @@ def surfaces(
         suffix = "" if index == 0 else str(index + 1)
         axes = {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
         colours: Figure = {"colorscale": HEIGHT, "zmin": 0, "zmax": scale["cmax"], "zsmooth": "best"}
+        colours |= {"showscale": index == len(pictures) - 1, "colorbar": _bar("f")}  # one bar: the pictures share it
         square: Figure = {"x": _round(places), "y": _round(places)}
         ground = _heatmap(values, "%{x:.2f}, %{y:.2f}: %{z:.3f}", **square, **colours)
         dot = {"size": 6, "color": _round(levels), **scale, "line": {"width": 1, "color": "#ffffff"}}

@@ -101,7 +101,7 @@ def _head(model: Model) -> list[Piece]:
 
 
 def _pair(state: State, layers: int, names: Sequence[str], patched: bool = False) -> list[Piece]:
-    options = [(f"{i + 1}", state.link(layer=i), i == state.layer) for i in range(layers)]
+    options = [(f"{i}", state.link(layer=i), i == state.layer) for i in range(layers)]
     words = [
         html.Span(names[state.query], className="mark query"),
         html.Span("looks at"),
@@ -167,11 +167,11 @@ def lens_slot(lens: Lens, state: State) -> tuple[Slot, Any, State]:
         present = sorted(set(reading.kinds))
         colours = [KIND_COLOURS[i % len(KIND_COLOURS)] for i in range(len(present))]
         groups = [(kind, colour, np.flatnonzero(kinds == kind)) for kind, colour in zip(present, colours, strict=True)]
-        pairs = [f"{q} → {k}" for q in reading.tokens for k in reading.tokens]
+        pairs = [f"{q} → {k}" for q in names for k in names]
         drawn = figures.map_of_codes(plane.points, groups, pairs, plane.shares, plane.place(code), None)
     near = alike(flat, code, NEIGHBOURS, row)
     pairs_near = [divmod(other, length) for other, _ in near]
-    words_near = [[f"{reading.tokens[q]} → {reading.tokens[k]}"] for q, k in pairs_near]
+    words_near = [[f"{names[q]} → {names[k]}"] for q, k in pairs_near]
     where = [state.change(query=q, key=k) for q, k in pairs_near]
     if layer.is_linear:
         matrix = layer.value_network(state.query, state.key).float().numpy()

@@ -15,6 +15,8 @@ MAX_INSTANCE = 2**31 - 1
 MAX_TEXT = 240
 CLICKS = ("query", "key", "edit")
 KEYS = ("key", "all")
+START_PAIR = (2, 1)
+"""Query and key that a sentence opens with: two tokens, the key first, so that a causal model has a code for them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,11 +146,13 @@ def parse(search: Any, limits: dict[str, Limits], peers: dict[str, list[str]], t
     that a lens starts with.
     """
     reader = _Reader(search)
+    chosen = reader.words.get("model") in limits
     name = reader.choice("model", tuple(limits), next(iter(limits)))
     known = limits[name]
     state = State(
         model=name,
-        other=reader.choice("other", ("", *peers[name]), ""),
+        # An address that names no model opens with two side by side, where there are two.
+        other=reader.choice("other", ("", *peers[name]), "" if chosen else next(iter(peers[name]), "")),
         layer=reader.number("layer", known.layers - 1, known.layers - 1),
         shown=reader.flag("shown", False),
         around=reader.choice("around", KEYS, "key"),
@@ -157,7 +161,8 @@ def parse(search: Any, limits: dict[str, Limits], peers: dict[str, list[str]], t
     if known.kind == "lens":
         state = state.change(text=reader.text("text", text))
         # How many tokens a sentence has is known once it was read.
-        state = state.change(query=reader.number("query", 511, 1), key=reader.number("key", 511, 1))
+        query, key = START_PAIR
+        state = state.change(query=reader.number("query", 511, query), key=reader.number("key", 511, key))
         return state, reader.finish()
     query = reader.number("query", known.length - 1, known.query)
     state = state.change(

@@ -208,7 +208,7 @@ def token_strip(
         href = state.link(query=place) if state.click == "query" else state.link(key=place)
         cells.append(link(word, href, *classes, title=title, token=place))
     marks = [html.Span("query", className="mark query"), html.Span("key", className="mark key")]
-    told = [html.Span(explained)] if explained else []
+    told = [html.Span(f"{explained} Small numbers are positions.".strip())]
     return [
         click_mode(state, ("query", "key")),
         html.Div(cells, className=name),

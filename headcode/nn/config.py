@@ -50,13 +50,17 @@ class ModelConfig(Config):
     pooling: str = "sum"
     """Over keys: sum (the paper's), mean, sqrt (a sum divided by the root of the number of visible keys) or max."""
     dim: int = 128
+    """Width of a token between the layers."""
     num_layers: int = 2
+    """Blocks of attention and feed-forward."""
     num_heads: int = 8
+    """Heads of attention, the length of a code."""
     qk_dim: int = 16
     """Width of queries and keys, all heads together."""
     v_dim: int = 16
     """Width of values, all heads together."""
     mlp_dim: int = 256
+    """Width inside the feed-forward layers."""
     feedforward: str = "gelu"
     """gelu (with biases) or swiglu (without)."""
     num_experts: int = 1
@@ -69,7 +73,9 @@ class ModelConfig(Config):
     position_period: int | None = None
     """Learned positions repeat after so many tokens, such as a row of a grid; None: each token has its own."""
     causal: bool = False
+    """A token sees itself and those before it alone."""
     qk_norm: bool = False
+    """RMS-normalise queries and keys per head, with learned scales."""
     share_layers: bool = False
     """One block applied num_layers times."""
     cross_layers: int = 0
@@ -85,6 +91,7 @@ class ModelConfig(Config):
     logit_scale: float | None = None
     """What logits that are read with the embedding are multiplied by; None: 1/sqrt(dim), the paper's."""
     backend: str = "auto"
+    """What computes the attention: auto, cpu, triton, chunked or reference."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -95,9 +95,9 @@ def _choose_automatically(problem: Problem, rule: str | None) -> BackendChoice:
         per_pair = max(per_pair, problem.heads * problem.v_width)
     elements = problem.batch * problem.queries * problem.keys * per_pair
     if elements > CHUNKED_FROM_ELEMENTS:
-        reason = f"the reference would hold {elements:,} numbers at once"
+        reason = f"the reference would hold {elements} numbers at once"
         return _announce(BackendChoice("chunked", reason, {**rejected, "reference": reason}))
-    small = f"small enough to hold all pairs at once ({elements:,} numbers)"
+    small = f"small enough to hold all pairs at once ({elements} numbers)"
     return _announce(BackendChoice("reference", small, {**rejected, "chunked": small}))
 
 

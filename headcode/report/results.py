@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from headcode.files import is_number, is_there, parse_json, read_text
 from headcode.run import RunConfig
+from headcode.suggest import no_such
 from headcode.sweep.words import split_values, value_of
 
 Row = dict[str, Any]
@@ -129,7 +130,7 @@ def find_column(rows: list[Row], name: str) -> str:
     ends = [column for column in columns if column.endswith(f"/{name}")]
     if len(ends) == 1:
         return ends[0]
-    raise ValueError(f"There is no column {name!r}; there are: {', '.join(ends or columns)}.")
+    raise ValueError(no_such("There is no column", name, ends or columns, "there are"))
 
 
 def columns_of(rows: list[Row]) -> list[str]:

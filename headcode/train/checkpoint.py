@@ -26,6 +26,7 @@ from headcode.memory import aligned
 from headcode.nn import ModelConfig, Transformer, load_model
 from headcode.nn.storage import CONFIG_FILE, WEIGHTS_FILE, check_weights
 from headcode.run import RunConfig
+from headcode.suggest import no_such
 from headcode.train.records import is_state
 from headcode.train.runtime import RunWarning
 
@@ -242,7 +243,7 @@ def find_run(path: str | Path) -> Path:
         return path
     known = sorted(folder.name for folder in ZOO.glob("[!.]*") if folder.is_dir())
     if path.parts[1] not in known:
-        raise ValueError(f"The zoo has no model {path.parts[1]!r}; it has: {', '.join(known) or 'none'}.")
+        raise ValueError(no_such("The zoo has no model", path.parts[1], known, "it has"))
     return ZOO / path.parts[1]
 
 

@@ -115,10 +115,10 @@ def test_an_odd_environment_counts_as_none(run, content, tmp_path):
 @pytest.mark.parametrize(
     ("runtime", "threads", "words"),
     [
-        ({"device": 7}, 1, "Runtime.device must be str, got 7"),
-        ({"compile": "yes"}, 1, "Runtime.compile must be bool"),
+        ({"device": 7}, 1, "device must be text, got 7"),
+        ({"compile": "yes"}, 1, "compile must be True or False"),
         ({"more": 1}, 1, "no field 'more'"),
-        ({}, "many", "Runtime.threads must be int"),
+        ({}, "many", "threads must be a whole number"),
         ({}, 10**6, "threads must be at most 1024, got 1000000"),
         ({}, -1, "threads must be 1 or more, got -1"),
     ],
@@ -184,7 +184,7 @@ def test_a_hostile_configuration_of_a_run(run):
     values = json.loads((run / "config.json").read_text())
     for section, name, value, words in (
         ("model", "num_layers", 10**6, "num_layers must be at most"),
-        ("model", "num_layers", [], "ModelConfig.num_layers must be int"),
+        ("model", "num_layers", [], "num_layers must be a whole number"),
         ("task", "name", [], "must have a name out of"),
         ("task", "num_terms", 10**30, "do not exist"),
         ("model", "method", "x" * 10**6, "method must be one of"),

@@ -84,7 +84,7 @@ def test_mistakes(arguments, words, capsys, tmp_path):
 
 
 def test_what_can_be_measured(capsys):
-    assert "nothing called 'speed' to measure; choose one of: ops, " in fails(capsys, "bench", "speed")
+    assert "no measurement called 'speed'; choose one of: ops, " in fails(capsys, "bench", "speed")
     with pytest.raises(SystemExit) as stopped:
         main(["bench"])
     assert stopped.value.code == 0

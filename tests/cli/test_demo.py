@@ -45,7 +45,9 @@ def test_a_fresh_demo_deletes_its_own_runs_alone(tmp_path, monkeypatch):
     own = [run.folder for run in plan(demo._configs(), tmp_path)]
     for folder in own:
         folder.mkdir()
-    monkeypatch.setattr("headcode.cli.demo.open_layer", lambda *arguments: 1 / 0)  # what comes after the deletion
+    monkeypatch.setattr(
+        "headcode.cli._generated_network.open_layer", lambda *arguments: 1 / 0
+    )  # what comes after the deletion
     with pytest.raises(ZeroDivisionError):
         demo.run()
     assert len(own) == 3 and not any(folder.exists() for folder in own)

@@ -68,3 +68,37 @@ def test_help_shows_an_example(run):
     code, text, _ = run("puzzle", "--help")
     assert code == 0
     assert "headcode puzzle --instance 7 --answer --out puzzle.png" in " ".join(text.split())
+
+
+def test_models_answer_it_too(run):
+    import headcode
+    from headcode.train.folder import read_run_config
+
+    names = ("zoo/sraven-4-hyla", "zoo/sraven-4-softmax")
+    code, text, _ = run("puzzle", "--model", *names, "--instance", "3", "--answer")
+    batch = read_run_config(names[0]).task.instances("compositional", [3])
+    assert code == 0
+    for name in names:
+        said = headcode.load(name)(batch.x, queries=slice(-4, None)).argmax(-1)[0].tolist()
+        right = "right" if said == batch.y[0].tolist() else "wrong"
+        assert f"{name} says {' '.join(map(str, said))}: {right}\n" in text
+    _, hidden, _ = run("puzzle", "--model", "zoo/logic-hyla")
+    line = next(line for line in hidden.splitlines() if line.startswith("zoo/logic-hyla says "))
+    value = headcode.load("zoo/logic-hyla")(
+        read_run_config("zoo/logic-hyla").task.instances("compositional", [0]).x, queries=slice(-1, None)
+    )
+    assert line == f"zoo/logic-hyla says {value.item():.3f}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--model", "zoo/sraven-4-hyla", "--num-features", "2"), "leave out --num-features"),
+        (("--model", "zoo/sraven-4-hyla", "--seed", "2"), "leave out --seed"),
+        (("--model", "zoo/sraven-4-hyla", "zoo/logic-hyla"), "were trained on different tasks; show one of them"),
+        (("--model", "zoo/logic-hyal"), "The zoo has no model 'logic-hyal'; did you mean 'logic-hyla'?"),
+    ],
+)
+def test_mistakes_about_models(run, arguments, sentence):
+    code, _, error = run("puzzle", *arguments)
+    assert code == 2 and sentence in error and error.count("\n") == 1

@@ -117,7 +117,7 @@ def test_mistakes_are_one_sentence(capsys, tmp_path, monkeypatch):
     assert "no field 'metod'" in fails(capsys, "sweep", "logic", "--set", "metod=hyla,linear")
     assert "no field 'stepz'" in fails(capsys, "sweep", "logic", "--set", "stepz=1")
     assert "method must be one of softmax" in fails(capsys, "sweep", "logic", "--set", "method=hylo")
-    assert "dim must be int, got 'a'" in fails(capsys, "sweep", "logic", "--set", "dim=16,a")
+    assert "dim must be a whole number, got 'a'" in fails(capsys, "sweep", "logic", "--set", "dim=16,a")
     assert "--set takes NAME=VALUE" in fails(capsys, "sweep", "logic", "--set", "dim")
     assert "--set dim is given twice" in fails(capsys, "sweep", "logic", "--set", "dim=16", "--set", "dim=32")
     assert "needs values to try" in fails(capsys, "sweep", "logic")

@@ -101,6 +101,30 @@ def test_the_code_and_the_network_are_the_model_s(explorer, puzzler):
     np.testing.assert_allclose(np.array(column[9]["data"][1]["z"]), second.T, atol=6e-5)
 
 
+def test_layers_and_heads_are_counted_from_0(explorer):
+    column = explorer.right("?model=zoo/sraven-2-hyla&n=7&layer=1", 0)
+    (chosen,) = (link for link in column[2][0].children[1].children if "selected" in link.className)
+    assert [link.children for link in column[2][0].children[1].children] == ["0", "1"] and chosen.children == "1"
+    assert column[3]["data"][0]["x"] == column[4]["data"][0]["y"] == list(range(16))
+    assert (column[4]["layout"]["shapes"][0]["y0"], column[4]["layout"]["shapes"][0]["y1"]) == (-0.5, 15.5)
+
+
+def test_colours_have_their_scales(explorer):
+    """Each matrix has its own, beside it; the pictures of a function share one."""
+    column = explorer.right("?model=zoo/sraven-2-hyla&n=7", 0)
+    sheet, first, second = column[4]["data"][0], *column[9]["data"]
+    for trace in (sheet, first, second):
+        assert trace["colorbar"]["len"] > 0.3 and trace.get("showscale", True)
+    assert abs(first["colorbar"]["y"] - second["colorbar"]["y"]) > 0.4
+    drawn, *_ = explorer.surface("?model=zoo/logic-hyla&shown=1", 0)
+    grounds = [trace for trace in drawn["data"] if trace["type"] == "heatmap"]
+    assert [trace["showscale"] for trace in grounds] == [False, True]
+
+
+def test_the_other_model_of_another_method_comes_first(explorer):
+    assert explorer.catalogue.peers["zoo/logic-hyla"] == ["zoo/logic-softmax"]
+
+
 def test_the_map_has_the_code_where_its_own_dot_is(explorer):
     for search in ("?model=zoo/sraven-2-hyla&n=7", "?model=zoo/logic-hyla&n=7&around=all&layer=0&query=5"):
         drawn = explorer.right(search, 0)[6]["data"]

@@ -45,6 +45,15 @@ def test_an_empty_address_is_the_first_model_with_its_defaults():
     assert not state.shown and not state.drawn
 
 
+def test_the_explorer_opens_with_two_models_side_by_side_where_it_has_two():
+    assert read("")[0].other == read("?n=4")[0].other == "other-puzzles"
+    assert read("?model=zoo/puzzles")[0].other == read("?model=functions")[0].other == ""
+
+
+def test_a_sentence_opens_with_a_query_that_looks_at_another_token():
+    assert read("?model=lens/bert")[0].change(text="") == State(model="lens/bert", layer=5, query=2, key=1)
+
+
 def test_the_first_answering_token_starts_with_its_own_key():
     limits = {"m": Limits(kind="puzzle", length=18, layers=1, splits=("iid",), query=16, key=14)}
 

@@ -47,7 +47,7 @@ def test_names_of_every_kind_of_value():
     ("make", "values", "words"),
     [
         (grid, {}, "at least one field"),
-        (grid, {"metod": ["hyla"]}, "no field 'metod'; it has: accumulate"),
+        (grid, {"metod": ["hyla"]}, "no field 'metod'; did you mean 'method'\\? It has: accumulate"),
         (grid, {"method": "hyla"}, r"method needs a list of values, for example method=\['hyla'\]"),
         (grid, {"seed": 3}, "seed needs a list"),
         (grid, {"seed": []}, "seed has no values"),

@@ -207,7 +207,7 @@ def test_without_shares_there_are_fewer_splits():
         ({"seed": -1}, "seed must lie in"),
         ({"t_norm": "lukasiewicz"}, "must be one of 'zadeh', 'product'"),
         ({"inputs": "normal"}, "must be one of"),
-        ({"held_out": "half"}, "must be float"),
+        ({"held_out": "half"}, "must be a number"),
     ],
 )
 def test_bad_configurations_are_refused_in_one_sentence(options, sentence):

@@ -34,7 +34,7 @@ from headcode.tasks import SRaven
         ({"rules": (0, 8)}, "distinct ids"),
         ({"rules": (1, 1)}, "distinct ids"),
         ({"seed": 2**64}, "seed must lie in"),
-        ({"permute": 1}, "must be bool"),
+        ({"permute": 1}, "must be True or False"),
     ],
 )
 def test_bad_configurations_are_refused_in_one_sentence(options, sentence):

@@ -193,7 +193,7 @@ def test_a_model_stays_when_the_writing_of_another_is_cut_short(tmp_path, monkey
     monkeypatch.setattr("headcode.zoo.ZOO", tmp_path / "zoo")
     monkeypatch.setattr("headcode.train.checkpoint.ZOO", tmp_path / "zoo")
     assert zoo.names() == ["small"]
-    with pytest.raises(ValueError, match=r"The zoo has no model '\.small'; it has: small\."):
+    with pytest.raises(ValueError, match=r"The zoo has no model '\.small'; did you mean 'small'\? It has: small\."):
         find_run("zoo/.small")
     add_model(tmp_path / "run", "small", "Another.", zoo=tmp_path / "zoo", size=32)
     assert json.loads((folder / "card.json").read_text())["about"] == "Another."
