@@ -50,7 +50,7 @@ from headcode.ops.cpu.kernel import (
     no_unroll,
     stage,
 )
-from headcode.ops.cpu.packing import ask_for, pack_rows, unpack_rows, unpack_tile
+from headcode.ops.cpu.packing import pack_rows, unpack_rows, unpack_tile
 from headcode.ops.cpu.records import LANES, LINEAR, RMS_HEAD, SOFTMAX
 from headcode.ops.cpu.simd import (
     constant,
@@ -105,8 +105,7 @@ def backward_tasks(address):  # type: ignore[no-untyped-def]
                 if first < end:
                     pack_block(key_tile, value_tile, visible, p, b, key, True, count)
                 for i in range(first, end, 2):
-                    ask_for_next(p, b, key, i)
-                    ask_for(p.grad, b + 1, i, i + 2, heads, p.v_width)
+                    ask_for_next(p, b, i)
                     query_row, grad_row = i * qk_row, i * v_row
                     recompute_codes(s, factor, hidden, visible, p, query, query_row, key_tile, b, key, i, count)
                     if NET == LINEAR:

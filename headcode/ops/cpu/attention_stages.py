@@ -120,12 +120,15 @@ def pack_block(key_tile, value_tile, visible, p, b, key, with_values, count):  #
 
 
 @stage
-def ask_for_next(p, b, key, i):  # type: ignore[no-untyped-def]
-    """While two queries are worked on, have a share of the next batch entry's numbers brought near."""
-    ask_for(p.q, b + 1, i, i + 2, p.heads, p.qk_width)
-    first, last = i * p.keys // p.queries, (i + 2) * p.keys // p.queries
-    ask_for(p.k, b + 1, first, last, p.heads, p.qk_width)
-    ask_for(p.v, b + 1, first, last, p.heads, p.v_width)
+def ask_for_next(p, b, i):  # type: ignore[no-untyped-def]
+    """While two queries are worked on, have a share of the next batch entry brought near, if it is a single block."""
+    if p.keys <= p.block:
+        first, last = i * p.keys // p.queries, (i + 2) * p.keys // p.queries
+        ask_for(p.q, b + 1, i, i + 2, p.heads, p.qk_width)
+        ask_for(p.k, b + 1, first, last, p.heads, p.qk_width)
+        ask_for(p.v, b + 1, first, last, p.heads, p.v_width)
+        if p.grad.address != 0:
+            ask_for(p.grad, b + 1, i, i + 2, p.heads, p.v_width)
 
 
 @stage
