@@ -92,7 +92,9 @@ def _gradients(inputs: AttentionInputs, *need_grad: bool) -> AttentionGradients:
     others = [
         t.new_empty(t.shape) if t is not None and need else None for t, need in zip(inputs[4:], need_grad, strict=True)
     ]
-    return AttentionGradients(*(_length_first(t, t.shape[3]) for t in inputs[:3]), *others)
+    # A leaf's gradient that is not laid out as the leaf would be copied.
+    given = (t.new_empty(t.shape) if t.is_contiguous() else _length_first(t, t.shape[3]) for t in inputs[:3])
+    return AttentionGradients(*given, *others)
 
 
 def flatten(inputs: AttentionInputs, options: AttentionOptions, backend: str) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from headcode.ops.cpu.activations import activate
 from headcode.ops.cpu.attention_stages import (
+    ask_for_next,
     band_offset,
     block_buffers,
     buffer,
@@ -104,6 +105,7 @@ def backward_tasks(address):  # type: ignore[no-untyped-def]
                 if first < end:
                     pack_block(key_tile, value_tile, visible, p, b, key, True, count)
                 for i in range(first, end, 2):
+                    ask_for_next(p, b, i)
                     query_row, grad_row = i * qk_row, i * v_row
                     recompute_codes(s, factor, hidden, visible, p, query, query_row, key_tile, b, key, i, count)
                     if NET == LINEAR:

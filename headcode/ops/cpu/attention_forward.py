@@ -8,6 +8,7 @@ import numpy as np
 
 from headcode.ops.cpu.activations import activate
 from headcode.ops.cpu.attention_stages import (
+    ask_for_next,
     block_buffers,
     end_seeing,
     fill,
@@ -83,6 +84,7 @@ def forward_tasks(address):  # type: ignore[no-untyped-def]
                     count = num_lanes(p, key)
                     pack_block(key_tile, value_tile, visible, p, b, key, step == 1, count)
                     for i in range(first, end, 2):
+                        ask_for_next(p, b, i)
                         query_row, out_row = (i - q0) * qk_row, (i - q0) * v_row
                         pair_scores(s, factor, hidden, visible, p, query, query_row, key_tile, key, i, count)
                         if NORM == SOFTMAX:

@@ -28,8 +28,8 @@ import math
 import numpy as np
 
 from headcode.ops.cpu.kernel import BYTES, NORM, NUMBERS, ROWS, WIDE, array_at, inlined_stage, no_unroll, stage
-from headcode.ops.cpu.packing import pack_tile
-from headcode.ops.cpu.records import LANES, RMS_HEAD, SOFTMAX
+from headcode.ops.cpu.packing import ask_for, pack_tile
+from headcode.ops.cpu.records import CACHE_LINE, LANES, RMS_HEAD, SOFTMAX
 from headcode.ops.cpu.simd import (
     constant,
     dot_rows,
@@ -57,8 +57,6 @@ from headcode.ops.cpu.simd_math import (
     where_positive,
 )
 from headcode.ops.dropout import MASK32, MIX_FACTORS, QUERY_FACTOR
-
-CACHE_LINE = 64
 
 
 @stage
@@ -119,6 +117,18 @@ def pack_block(key_tile, value_tile, visible, p, b, key, with_values, count):  #
     pack_tile(key_tile, p.k, b, key, p, p.qk_width, qk_width(p), visible, count)
     if with_values:
         pack_tile(value_tile, p.v, b, key, p, p.v_width, v_width(p), visible, count)
+
+
+@stage
+def ask_for_next(p, b, i):  # type: ignore[no-untyped-def]
+    """While two queries are worked on, have a share of the next batch entry brought near, if it is a single block."""
+    if p.keys <= p.block:
+        first, last = i * p.keys // p.queries, (i + 2) * p.keys // p.queries
+        ask_for(p.q, b + 1, i, i + 2, p.heads, p.qk_width)
+        ask_for(p.k, b + 1, first, last, p.heads, p.qk_width)
+        ask_for(p.v, b + 1, first, last, p.heads, p.v_width)
+        if p.grad.address != 0:
+            ask_for(p.grad, b + 1, i, i + 2, p.heads, p.v_width)
 
 
 @stage

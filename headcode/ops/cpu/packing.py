@@ -7,22 +7,52 @@ length of ROWS.
 """
 
 from headcode.ops.cpu.kernel import NUMBERS, ROWS, array_at, no_unroll, stage
-from headcode.ops.cpu.records import LANES
-from headcode.ops.cpu.simd import constant, load, load_rows, store, store_rows
-from headcode.ops.cpu.simd_math import where_positive
+from headcode.ops.cpu.records import CACHE_LINE, LANES
+from headcode.ops.cpu.simd import constant, load, load_rows, prefetch, store, store_rows
+from headcode.ops.cpu.simd_math import multiply, where_positive
 from headcode.ops.cpu.simd_shuffles import copy_numbers, load_apart, store_apart, transpose, transpose_back
+
+
+@stage
+def _layout(tensor, heads, width, padded):  # type: ignore[no-untyped-def]
+    """Runs of columns h·D + d that lie side by side: how many, how long, and whether each is whole squares.
+
+    The heads of a token lie side by side in a fused projection; otherwise a run is one head.
+    """
+    plain = tensor.dim == 1 and width == padded
+    if plain and tensor.head == width and heads * width % LANES == 0:
+        return 1, heads * width, True
+    return heads, width, plain and width % LANES == 0
+
+
+@stage
+def ask_for(tensor, b, first, last, heads, width):  # type: ignore[no-untyped-def]
+    """Have tokens first … last-1 of batch entry b brought near; there need not be any."""
+    numbers = array_at(tensor.address, NUMBERS)
+    in_line = CACHE_LINE // NUMBERS.itemsize
+    step = in_line if tensor.head == width else max(tensor.head, 1)
+    for t in range(first, last, max(in_line // max(tensor.length, 1), 1)):
+        start = b * tensor.batch + t * tensor.length
+        for offset in range(start, start + heads * tensor.head, step):
+            no_unroll()
+            prefetch(numbers, offset)
 
 
 @stage
 def pack_rows(target, tensor, b, first, last, heads, width, padded, scale):  # type: ignore[no-untyped-def]
     """Rows first … last-1 of batch entry b, times a scale, to target (rows, head, padded), whose padding stays 0."""
     source, scale = array_at(tensor.address, NUMBERS), target.dtype.type(scale)
+    num_runs, run, in_vectors = _layout(tensor, heads, width, padded)
     whole = tensor.dim == 1 and width % len(ROWS) == 0
     for t in range(first, last):
-        for h in range(heads):
+        for h in range(num_runs):
             packed = ((t - first) * heads + h) * padded
             given = b * tensor.batch + t * tensor.length + h * tensor.head
-            if whole:
+            if in_vectors:
+                for d in range(0, run, LANES):
+                    no_unroll()
+                    store(target, packed + d, multiply(load(source, given + d), constant(NUMBERS, scale)))
+            elif whole:
                 for d in range(0, width, len(ROWS)):
                     no_unroll()
                     copy_numbers(target, packed + d, source, given + d, scale, ROWS)
@@ -36,12 +66,17 @@ def pack_rows(target, tensor, b, first, last, heads, width, padded, scale):  # t
 def unpack_rows(tensor, source, b, first, last, heads, width, padded, scale):  # type: ignore[no-untyped-def]
     """The other way, times a scale."""
     target, scale = array_at(tensor.address, NUMBERS), source.dtype.type(scale)
+    num_runs, run, in_vectors = _layout(tensor, heads, width, padded)
     whole = tensor.dim == 1 and width % len(ROWS) == 0
     for t in range(first, last):
-        for h in range(heads):
+        for h in range(num_runs):
             packed = ((t - first) * heads + h) * padded
             given = b * tensor.batch + t * tensor.length + h * tensor.head
-            if whole:
+            if in_vectors:
+                for d in range(0, run, LANES):
+                    no_unroll()
+                    store(target, given + d, multiply(load(source, packed + d), constant(NUMBERS, scale)))
+            elif whole:
                 for d in range(0, width, len(ROWS)):
                     no_unroll()
                     copy_numbers(target, given + d, source, packed + d, scale, ROWS)
@@ -49,18 +84,6 @@ def unpack_rows(tensor, source, b, first, last, heads, width, padded, scale):  #
                 for d in range(width):
                     no_unroll()
                     target[given + d * tensor.dim] = source[packed + d] * scale
-
-
-@stage
-def _layout(tensor, heads, width, padded):  # type: ignore[no-untyped-def]
-    """Runs of columns h·D + d that lie side by side: how many, how long, and whether each is whole squares.
-
-    The heads of a token lie side by side in a fused projection; otherwise a run is one head.
-    """
-    plain = tensor.dim == 1 and width == padded
-    if plain and tensor.head == width and heads * width % LANES == 0:
-        return 1, heads * width, True
-    return heads, width, plain and width % LANES == 0
 
 
 @stage
@@ -80,8 +103,8 @@ def pack_tile(target, tensor, b, key, p, width, padded, visible, count):  # type
                 for d in range(0, run, LANES):
                     no_unroll()
                     transpose(source, given + d, step, target, packed + d * LANES, LANES, num_there - 1)
-            elif in_one and num_there == LANES:
-                store_rows(target, packed, load_apart(source, given, ROWS))
+            elif in_one:
+                store_rows(target, packed, load_apart(source, given, num_there * len(ROWS), ROWS))
             else:
                 for d in range(padded):
                     for lane in range(LANES):
@@ -112,8 +135,8 @@ def unpack_tile(tensor, source, b, key, p, width, padded, count):  # type: ignor
                 for d in range(0, run, LANES):
                     no_unroll()
                     transpose_back(source, packed + d * LANES, LANES, target, given + d, step, num_there - 1)
-            elif in_one and num_there == LANES:
-                store_apart(target, given, load_rows(source, packed, ROWS))
+            elif in_one:
+                store_apart(target, given, num_there * len(ROWS), load_rows(source, packed, ROWS))
             else:
                 for d in range(width):
                     for lane in range(num_there):

@@ -14,6 +14,8 @@ LANES = 8
 """Numbers in one vector, but for the attention kernels where a machine has wider ones (`attention_plan`)."""
 COLUMNS = 2 * LANES
 """Columns of a tile of a matrix product: all widths of a fused block are multiples of it."""
+CACHE_LINE = 64
+"""Bytes."""
 BLOCK = 96
 """Keys that the attention kernels work on together, at most; measured, see docs/kernels.md."""
 

@@ -108,6 +108,30 @@ def emit_store(builder: Builder, value: Any, pointer: Any) -> None:
     stored.align = _alignment(value.type.element)
 
 
+def _emit_masked(builder: Builder, name: str, kind: Any, result: Any, arguments: list[Any]) -> Any:
+    """LLVM's masked load or store of vectors of a kind."""
+    element = "f32" if isinstance(kind.element, ir.FloatType) else "f64"
+    vector = f"v{kind.count}{element}"
+    signature = ir.FunctionType(result, [argument.type for argument in arguments])
+    function = builder.module.declare_intrinsic(f"llvm.masked.{name}.{vector}.p0{vector}", fnty=signature)
+    return builder.call(function, arguments)
+
+
+def emit_masked_load(builder: Builder, pointer: Any, there: Any) -> Any:
+    """The lanes that are there, 0 in place of the others, which are not read."""
+    kind = ir.VectorType(pointer.type.pointee, there.type.count)
+    alignment = ir.Constant(ir.IntType(32), _alignment(kind.element))
+    address = _vector_pointer(builder, pointer, kind.count)
+    return _emit_masked(builder, "load", kind, kind, [address, alignment, there, ir.Constant(kind, None)])
+
+
+def emit_masked_store(builder: Builder, value: Any, pointer: Any, there: Any) -> None:
+    """Write the lanes that are there."""
+    alignment = ir.Constant(ir.IntType(32), _alignment(value.type.element))
+    address = _vector_pointer(builder, pointer, value.type.count)
+    _emit_masked(builder, "store", value.type, ir.VoidType(), [value, address, alignment, there])
+
+
 def emit_splat(builder: Builder, scalar: Any, lanes: int = LANES) -> Any:
     undefined = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
     single = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))

@@ -12,6 +12,8 @@ from headcode.ops.cpu.simd import (
     by_lanes,
     emit_address,
     emit_load,
+    emit_masked_load,
+    emit_masked_store,
     emit_offset,
     emit_rows,
     emit_shuffle,
@@ -129,16 +131,27 @@ def emit_transposed(builder: Builder, rows: list[Any]) -> list[Any]:
 
 
 @by_lanes
-def load_apart(lanes, typingctx, array, index, like):  # type: ignore[no-untyped-def]
-    """From LANES rows of len(like) numbers, one after the other, a vector of each column."""
+def load_apart(lanes, typingctx, array, index, count, like):  # type: ignore[no-untyped-def]
+    """From LANES rows of len(like) numbers, one after the other, a vector of each column; 0 for all but the first
+    `count` numbers, which alone are read."""
     rows = rows_type(Vector(array.dtype, lanes), like)
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         address = emit_address(context, builder, signature.args[0], *arguments[:2])
-        vectors = [emit_load(builder, emit_offset(builder, address, lanes * i), lanes) for i in range(len(like))]
+        vectors = []
+        for i in range(len(like)):
+            there = _emit_first(builder, arguments[2], lanes, lanes * i)
+            vectors.append(emit_masked_load(builder, emit_offset(builder, address, lanes * i), there))
         return context.make_tuple(builder, rows, _deinterleaved(builder, vectors))
 
-    return rows(array, types.intp, like), codegen
+    return rows(array, types.intp, types.intp, like), codegen
+
+
+def _emit_first(builder: Builder, count: Any, lanes: int, first: int) -> Any:
+    """Which of the numbers first, first + 1, … are below count."""
+    words = ir.VectorType(ir.IntType(32), lanes)
+    numbers = ir.Constant(words, list(range(first, first + lanes)))
+    return builder.icmp_signed("<", numbers, emit_splat(builder, builder.trunc(count, ir.IntType(32)), lanes))
 
 
 def _deinterleaved(builder: Builder, vectors: list[Any]) -> list[Any]:
@@ -154,16 +167,18 @@ def _deinterleaved(builder: Builder, vectors: list[Any]) -> list[Any]:
 
 
 @intrinsic
-def store_apart(typingctx, array, index, rows):  # type: ignore[no-untyped-def]
-    """The other way: vectors of columns to LANES rows that follow one another."""
+def store_apart(typingctx, array, index, count, rows):  # type: ignore[no-untyped-def]
+    """The other way: vectors of columns to LANES rows that follow one another, of which `count` numbers are written."""
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         address = emit_address(context, builder, signature.args[0], *arguments[:2])
-        for i, vector in enumerate(_reinterleaved(builder, emit_rows(builder, arguments[2]))):
-            emit_store(builder, vector, emit_offset(builder, address, vector.type.count * i))
+        for i, vector in enumerate(_reinterleaved(builder, emit_rows(builder, arguments[3]))):
+            lanes = vector.type.count
+            there = _emit_first(builder, arguments[2], lanes, lanes * i)
+            emit_masked_store(builder, vector, emit_offset(builder, address, lanes * i), there)
         return context.get_dummy_value()
 
-    return types.void(array, types.intp, rows), codegen
+    return types.void(array, types.intp, types.intp, rows), codegen
 
 
 def _reinterleaved(builder: Builder, columns: list[Any]) -> list[Any]:
