@@ -104,7 +104,7 @@ class Command:
         from headcode.analysis.runs import open_run
         from headcode.report import figures
 
-        keys = parse_keys(self.keys or ("all",))
+        keys = parse_keys(self.keys) or "all"
         rows = patch(
             self.run_folder,
             checkpoint=self.checkpoint,
@@ -141,15 +141,15 @@ class Command:
 
     def _likeness(self, out: Path) -> dict[str, Any]:
         from headcode.analysis.authors import as_authors
-        from headcode.analysis.codes import capture
+        from headcode.analysis.codes import capture, layers_of
         from headcode.analysis.files import open_arrays
         from headcode.analysis.maps import likeness
-        from headcode.analysis.runs import check_layers, open_run
+        from headcode.analysis.runs import open_run
         from headcode.files import temporary_folder
         from headcode.report import figures
 
         run = open_run(self.run_folder, self.checkpoint, inputs=self._inputs())
-        layers = check_layers(self.layers, run.config.model.num_layers)
+        layers = layers_of(run, self.layers)
         pairs: dict[str, Any] = {"keys": self._keys()}
         if self.authors:
             run, pairs = as_authors(run)
@@ -195,8 +195,8 @@ class Command:
         self._report("codes along training", result["rows"], tuple(result["rows"][0]), [*paths, *drawn])
         return result
 
-    def _keys(self) -> str | list[int]:
-        return parse_keys(self.keys or ("self",))
+    def _keys(self) -> str | list[int] | None:
+        return parse_keys(self.keys)
 
     def _inputs(self) -> str | None:
         from headcode.train.folder import read_run_config

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headcode.nn.cache import FastWeightState, KeyValueCache, LayerCache, unchanged_on_error
+from headcode.nn.cache import ContextCache, FastWeightState, KeyValueCache, LayerCache, unchanged_on_error
 from headcode.nn.checks import (
     BACKEND_NAMES,
     check_padding,
@@ -173,7 +173,7 @@ class HyperAttention(nn.Module):
         bias: Tensor | None = None,
         causal: bool | None = None,
         queries: slice | None = None,
-        cache: LayerCache | None = None,
+        cache: LayerCache | ContextCache | None = None,
         dropout_seed: int | None = None,
         query_offset: int | None = None,
         use: int = 0,
@@ -188,7 +188,8 @@ class HyperAttention(nn.Module):
                 so far.
             mask, bias: as in `hyper_attention`.
             queries: for self-attention, a contiguous range of positions whose outputs alone are computed.
-            cache: keys and values of earlier calls, which this call extends; self-attention only.
+            cache: keys and values of earlier calls, which this call extends; for cross-attention a ContextCache, which
+                keeps those of the key tokens of its first call.
             dropout_seed: decides which pairs are dropped in training; drawn from torch's generator unless given.
             query_offset: of cross-attention whose two sequences have a common order: the position of the first query
                 among the keys, Tk if it follows the last one. By default the last query stands at the last key.
@@ -203,7 +204,14 @@ class HyperAttention(nn.Module):
         recurrent = isinstance(cache, FastWeightState) or (self.recurrent and cache is None)
         if recurrent and (reason := self._why_not_recurrent(key, mask, bias, causal)):
             raise ValueError(f"The recurrent form is not possible: {reason}.")
-        q, k, v, start = self._project(query, key, value, queries)
+        context = cache if isinstance(cache, ContextCache) else None
+        cache = None if isinstance(cache, ContextCache) else cache
+        if context is not None and context.projected is not None:
+            q, (k, v), start = self._heads(self.query_proj(query)), context.projected, 0
+        else:
+            q, k, v, start = self._project(query, key, value, queries)
+            if context is not None:
+                context.projected = k, v
         past = 0 if cache is None else cache.length
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
@@ -262,7 +270,11 @@ class HyperAttention(nn.Module):
         return torch.cat((self.middle_weight, self.middle_bias[..., None]), -1).to(dtype)
 
     def _project(
-        self, query: Tensor, key: Tensor | None, value: Tensor | None, queries: slice | None
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        queries: slice | None,
     ) -> tuple[Tensor, Tensor, Tensor, int]:
         """Queries, keys and values (B, H, T, D), and the position of the first query in this call's tokens."""
         projections = (self.query_proj, self.key_proj, self.value_proj)
@@ -278,8 +290,12 @@ class HyperAttention(nn.Module):
                 joined = (self.query_proj(selected), *_joined(context, projections[1:]))
             else:
                 joined = (self.query_proj(selected), self.key_proj(context), self.value_proj(value))
-        q, k, v = (t.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for t in joined)
+        q, k, v = map(self._heads, joined)
         return q, k, v, start
+
+    def _heads(self, joined: Tensor) -> Tensor:
+        """(B, T, heads · D) as (B, H, T, D)."""
+        return joined.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
 
     def _why_not_recurrent(
         self, key: Tensor | None, mask: Tensor | None, bias: Tensor | None, causal: bool
@@ -320,7 +336,7 @@ class HyperAttention(nn.Module):
         value: Tensor | None,
         key_padding_mask: Tensor | None,
         queries: slice | None,
-        cache: LayerCache | None,
+        cache: LayerCache | ContextCache | None,
     ) -> None:
         check_tokens("query", query, self.dim, self.query_proj)
         if key is not None:
@@ -341,10 +357,15 @@ class HyperAttention(nn.Module):
         if queries is not None and key is not None:
             raise ValueError("queries is for self-attention; for cross-attention slice the query tokens.")
         check_queries(queries, query.shape[1])
-        if cache is not None and not isinstance(cache, (KeyValueCache, FastWeightState)):
-            raise TypeError(f"cache must be a KeyValueCache or a FastWeightState, got {type(cache).__name__}.")
-        if cache is not None and key is not None:
-            raise ValueError("A cache is for self-attention; the keys of cross-attention do not grow.")
+        kinds = (KeyValueCache, FastWeightState, ContextCache)
+        if cache is not None and not isinstance(cache, kinds):
+            names = ", ".join(kind.__name__ for kind in kinds)
+            raise TypeError(f"cache must be one of {names}, got {type(cache).__name__}.")
+        if cache is not None and isinstance(cache, ContextCache) != (key is not None):
+            raise ValueError(
+                "A KeyValueCache is for self-attention, a ContextCache for cross-attention, whose keys do not grow; "
+                f"got a {type(cache).__name__}."
+            )
         past = cache.length if isinstance(cache, KeyValueCache) else 0
         check_padding(key_padding_mask, query.shape[0], past + (query if key is None else key).shape[1])
 

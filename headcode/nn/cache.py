@@ -107,6 +107,44 @@ class FastWeightState:
         self.length, self.state = snapshot
 
 
+class ContextCache:
+    """Keys and values of a context that does not grow, for cross-attention: the first call projects them."""
+
+    def __init__(self) -> None:
+        self.projected: tuple[Tensor, Tensor] | None = None
+        """(B, H, T, D) each."""
+
+    def snapshot(self) -> tuple[Tensor, Tensor] | None:
+        return self.projected
+
+    def restore(self, snapshot: tuple[Tensor, Tensor] | None) -> None:
+        self.projected = snapshot
+
+    def reorder(self, index: Tensor) -> None:
+        """Let sequence i continue with the context of sequence index[i]."""
+        if self.projected is not None:
+            keys, values = self.projected
+            index = index.to(keys.device)
+            self.projected = keys.index_select(0, index), values.index_select(0, index)
+
+
+class DecoderLayerCache(KeyValueCache):
+    """Of one layer of a decoder: keys and values of the target so far, and those of the source."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.context = ContextCache()
+
+    def reorder(self, index: Tensor) -> None:
+        super().reorder(index)
+        self.context.reorder(index)
+
+    def restore(self, snapshot: int) -> None:
+        super().restore(snapshot)
+        if snapshot == 0:
+            self.context.restore(None)
+
+
 LayerCache = KeyValueCache | FastWeightState
 
 

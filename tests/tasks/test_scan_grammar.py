@@ -105,7 +105,7 @@ def test_files_have_as_many_characters_as_the_published_ones():
     ("manner", "training", "test"), [("side", 3_173_282, 729_823), ("opposite", 2_990_057, 871_363)]
 )
 def test_the_rule_of_around_right_gives_the_published_files_of_its_sister_splits(manner, training, test):
-    """Their files were at hand, that of around_right was not: a manner to the right is held out, turning is left out."""
+    """Their files were at hand, that of around_right was not: a manner to the right is held out, turning left out."""
     rights = [[p for p in command.phrases if (p.manner, p.side) == (manner, "right")] for command in all_commands()]
     assert characters([number for number, held_out in enumerate(rights) if not held_out]) == training
     held_out = [n for n, found in enumerate(rights) if found and all(phrase.verb != "turn" for phrase in found)]
