@@ -357,14 +357,13 @@ class HyperAttention(nn.Module):
         if queries is not None and key is not None:
             raise ValueError("queries is for self-attention; for cross-attention slice the query tokens.")
         check_queries(queries, query.shape[1])
-        kinds = (KeyValueCache, FastWeightState, ContextCache)
-        if cache is not None and not isinstance(cache, kinds):
-            names = ", ".join(kind.__name__ for kind in kinds)
-            raise TypeError(f"cache must be one of {names}, got {type(cache).__name__}.")
-        if cache is not None and isinstance(cache, ContextCache) != (key is not None):
+        if cache is not None and not isinstance(cache, (KeyValueCache, FastWeightState, ContextCache)):
+            raise TypeError(f"cache must be a KeyValueCache or a FastWeightState, got {type(cache).__name__}.")
+        if isinstance(cache, ContextCache) and key is None:
+            raise ValueError("A ContextCache is for cross-attention, and this call has no key: use a KeyValueCache.")
+        if cache is not None and key is not None and not isinstance(cache, ContextCache):
             raise ValueError(
-                "A KeyValueCache is for self-attention, a ContextCache for cross-attention, whose keys do not grow; "
-                f"got a {type(cache).__name__}."
+                "A cache is for self-attention; the keys of cross-attention do not grow: use a ContextCache for them."
             )
         past = cache.length if isinstance(cache, KeyValueCache) else 0
         check_padding(key_padding_mask, query.shape[0], past + (query if key is None else key).shape[1])

@@ -247,5 +247,7 @@ def test_cross_attention_alone_keeps_its_context_in_a_cache():
     cache.reorder(torch.tensor([1, 1, 0]))
     rows = torch.tensor([1, 1, 0])
     torch.testing.assert_close(layer(query[rows], context[rows], cache=cache), layer(query[rows], context[rows]))
-    with pytest.raises(ValueError, match="a ContextCache for cross-attention"):
+    with pytest.raises(ValueError, match="use a ContextCache"):
         layer(query, context, cache=KeyValueCache())
+    with pytest.raises(ValueError, match="this call has no key"):
+        HyperAttention(6, 3).double()(query, cache=ContextCache())
