@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from headcode.config import Config, renamed
-from headcode.nn import ModelConfig
+from headcode.nn import MODELS, ModelConfig
 from headcode.suggest import no_such
 from headcode.tasks import TASKS, Task
 
@@ -134,6 +134,11 @@ class RunConfig(Config):
                 f"The task {self.task.name} has no auxiliary targets: use auxiliary_weight=0, "
                 f"got {self.auxiliary_weight}."
             )
+        if self.model.kind != self.task.model_kind:
+            raise ValueError(
+                f"The task {self.task.name} needs a model of the kind {self.task.model_kind}, got {self.model.kind}: "
+                f"make it with model_for(task, …)."
+            )
         derived = _derived(self.task, self.auxiliary_weight)
         wrong = [name for name, value in derived.items() if getattr(self.model, name) != value]
         if wrong:
@@ -156,8 +161,10 @@ class RunConfig(Config):
             name = given.get("name")
             if not isinstance(name, str) or name not in TASKS:
                 raise ValueError(f"RunConfig.task must have a name out of {', '.join(TASKS)}, got {name!r:.100}.")
-            settings = {key: value for key, value in given.items() if key != "name"}
-            values = {**values, "task": TASKS[name].from_dict(settings)}
+            task = TASKS[name].from_dict({key: value for key, value in given.items() if key != "name"})
+            values = {**values, "task": task}
+            if isinstance(model := values.get("model"), Mapping):
+                values["model"] = MODELS[task.model_kind].config.from_dict(model)
         return super().from_dict(values)
 
 
@@ -171,7 +178,7 @@ def model_for(task: Task, *, auxiliary_weight: float = 0.0, **settings: Any) -> 
     if "hint" in settings:
         warnings.warn("hint is called auxiliary_weight now.", DeprecationWarning, stacklevel=2)
         auxiliary_weight = settings.pop("hint")
-    return ModelConfig(**_derived(task, auxiliary_weight), **settings)
+    return MODELS[task.model_kind].config(**_derived(task, auxiliary_weight), **settings)
 
 
 def _fitted(config: RunConfig, task: Task, auxiliary_weight: float) -> dict[str, Any]:
@@ -186,7 +193,7 @@ def _fitted(config: RunConfig, task: Task, auxiliary_weight: float) -> dict[str,
 SECTIONS = ("task", "model", "optimization")
 """The fields of a RunConfig that are configurations themselves."""
 MODEL_DERIVED = ("input_dim", "vocab_size", "output_dim", "max_length", "auxiliary_dims")
-"""Fields of the model that follow from the task."""
+"""Fields of every model that follow from the task, beside its `model_sizes`."""
 
 
 def fields_of(config: RunConfig) -> dict[str, tuple[str | None, str]]:
@@ -199,7 +206,8 @@ def fields_of(config: RunConfig) -> dict[str, tuple[str | None, str]]:
     flat: dict[str, tuple[str | None, str]] = {
         field.name: (None, field.name) for field in dataclasses.fields(config) if field.name not in SECTIONS
     }
-    derived = {"task": ("seed", *config.task.derived_fields), "model": MODEL_DERIVED, "optimization": ()}
+    sizes = (*MODEL_DERIVED, *config.task.model_sizes)
+    derived = {"task": ("seed", *config.task.derived_fields), "model": sizes, "optimization": ()}
     for section in SECTIONS:
         for field in dataclasses.fields(getattr(config, section)):
             if field.name not in derived[section]:

@@ -37,7 +37,7 @@ def ablate(
     if mode not in ("zero", "mean"):
         raise ValueError(f"mode must be zero or mean, got {mode!r}.")
     check_split(run.task, split)
-    numbers = check_layers(layers, run.config.model.num_layers)
+    numbers = check_layers(layers, run.config.model.attention_layers)
     data = list(batches(run.task, split, size, batch_size=batch_size))
     total = 1 + len(numbers) * run.config.model.num_heads
     progress("the whole model", 0, total)
@@ -85,7 +85,7 @@ def ablate_directions(
 
     Rows: the whole model, the given directions, and `controls` random subspaces of the same rank.
     """
-    layer = check_layers([layer], run.config.model.num_layers)[0]
+    layer = check_layers([layer], run.config.model.attention_layers)[0]
     heads = run.config.model.num_heads
     if directions.ndim != 2 or directions.shape[0] != heads:
         raise ValueError(f"directions must be ({heads} heads, rank), got {directions.shape}.")

@@ -27,22 +27,26 @@ from headcode.version import __version__
 Keys = str | Sequence[int]
 
 
-def choose_pairs(task: Task, queries: Sequence[int] | None, keys: Keys, *, crossing: bool = False) -> np.ndarray:
+def choose_pairs(task: Task, queries: Sequence[int] | None, keys: Keys | None, *, crossing: bool = False) -> np.ndarray:
     """(pair, 2) query and key positions, query by query.
 
     Args:
-        queries: positions, negative ones from the end; None means the tokens whose outputs are the prediction.
-        keys: `self` (each query's code to itself), `all`, or positions.
-        crossing: the queries attend to the tokens before them alone (a model with `cross_layers`).
+        queries: positions, negative ones from the end; None means those that the task names (`Task.code_queries`).
+        keys: `self` (each query's code to itself), `all`, or positions; None means `self`, and `all` with `crossing`.
+        crossing: the queries attend to the tokens before the answers alone (a model with `crossing_layers`).
     """
     length = task.sequence_length
+    if keys is None:
+        keys = "all" if crossing else "self"
     num_keys = range(length)[task.queries].start if crossing and task.queries is not None else length
-    rows = list(range(length))[task.queries] if queries is None else [_position("query", q, length) for q in queries]
+    rows = (
+        list(range(length))[task.code_queries] if queries is None else [_position("query", q, length) for q in queries]
+    )
     if isinstance(keys, str):
         if keys not in ("self", "all"):
             raise ValueError(f"keys must be self, all or positions, got {keys!r}.")
         if keys == "self" and crossing:
-            raise ValueError("The answers of a model with cross_layers do not see themselves; use keys='all'.")
+            raise ValueError("The answers of a model with cross-attention do not see themselves; use keys='all'.")
         columns = [[q] if keys == "self" else list(range(num_keys)) for q in rows]
     else:
         columns = [[_position("key", k, num_keys) for k in keys]] * len(rows)
@@ -61,7 +65,7 @@ def capture(
     start: int = 0,
     layers: Sequence[int] | None = None,
     queries: Sequence[int] | None = None,
-    keys: Keys = "self",
+    keys: Keys | None = "self",
     residual: bool = False,
     batch_size: int = 256,
     progress: Callable[[int], None] | None = None,
@@ -73,7 +77,7 @@ def capture(
     """
     check_split(run.task, split)
     numbers = layers_of(run, layers)
-    pairs = choose_pairs(run.task, queries, keys, crossing=run.config.model.cross_layers > 0)
+    pairs = choose_pairs(run.task, queries, keys, crossing=run.config.model.crossing_layers > 0)
     card = {
         **run.facts(),
         "what": "codes",
@@ -96,12 +100,14 @@ def capture(
 def layers_of(run: OpenRun, layers: Sequence[int] | None) -> list[int]:
     """The layers asked for, counted from 0; None means all that the answers pass through."""
     model = run.config.model
-    numbers = check_layers(layers, model.num_layers)
-    first = model.num_layers - model.cross_layers if model.cross_layers else 0
+    numbers = check_layers(layers, model.attention_layers)
+    first = model.attention_layers - model.crossing_layers if model.crossing_layers else 0
     if layers is None:
         return numbers[first:]
     if numbers[0] < first:
-        raise ValueError(f"The answers of this model with cross_layers are in layers {first} and later, not {layers}.")
+        raise ValueError(
+            f"The answers of this model with cross-attention are in layers {first} and later, not {layers}."
+        )
     return numbers
 
 
@@ -110,7 +116,7 @@ def read_batch(
 ) -> dict[str, np.ndarray]:
     """Codes, labels and predictions of one batch, by the names that they have in a file."""
     queries, keys = _distinct(pairs[:, 0]), _distinct(pairs[:, 1])
-    last = run.config.model.num_layers - 1
+    last = run.config.model.attention_layers - 1
     # The last layer computes only the tokens that are read: for other queries the whole sequence is needed.
     read = range(run.task.sequence_length)[run.task.queries]
     outside = last in layers and not set(queries.tolist()) <= set(read)
@@ -153,18 +159,20 @@ def _position(name: str, position: int, length: int) -> int:
 
 @contextmanager
 def _residual_stream(model: Transformer, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-    """The outputs of blocks, by layer, of the last forward pass."""
+    """The outputs of the blocks of layers, by layer, of the last forward pass."""
     hidden: dict[int, Tensor] = {}
-    counter = {"calls": 0}
+    blocks = model.layer_blocks()
+    calls = dict.fromkeys(blocks, 0)
     handles = []
 
     def note(module: torch.nn.Module, arguments: Any, output: Tensor) -> None:
-        layer = counter["calls"] % model.config.num_layers
-        counter["calls"] += 1
-        if layer in layers:
-            hidden[layer] = output.detach()
+        numbers = [number for number, block in enumerate(blocks) if block is module]
+        if model.config.share_layers:  # a block of several layers, one call after the other
+            numbers = [numbers[calls[module] % len(numbers)]]
+            calls[module] += 1
+        hidden.update({number: output.detach() for number in numbers if number in layers})
 
-    for block in model.blocks:
+    for block in calls:
         handles.append(block.register_forward_hook(note))
     try:
         yield hidden

@@ -179,7 +179,7 @@ def decode(
     fit_split: str = "iid",
     test_splits: Sequence[str] = ("compositional",),
     layers: Sequence[int] | None = None,
-    keys: Keys = "self",
+    keys: Keys | None = None,
     inputs: str | None = None,
     authors: bool = False,
     fit_size: int = 4096,
@@ -250,11 +250,13 @@ def decode(
 
 
 def _opened(
-    path: str | Path, checkpoint: str, inputs: str | None, keys: Keys, authors: bool
+    path: str | Path, checkpoint: str, inputs: str | None, keys: Keys | None, authors: bool
 ) -> tuple[OpenRun, dict[str, Any]]:
     """The run, and which of its codes count."""
     run = open_run(path, checkpoint, inputs=inputs)
-    return as_authors(run) if authors else (run, {"keys": keys})
+    if authors:
+        return as_authors(run)
+    return run, {"keys": keys or ("all" if run.config.model.crossing_layers else "self")}
 
 
 def write_decoding(result: dict[str, Any], folder: str | Path, name: str = "decode") -> tuple[Path, Path]:

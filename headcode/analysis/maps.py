@@ -151,7 +151,7 @@ def along_training(
     folder: str | Path,
     *,
     layer: int = -1,
-    keys: Keys = "self",
+    keys: Keys | None = None,
     inputs: str | None = None,
     split: str = "compositional",
     size: int = 1024,
@@ -179,7 +179,7 @@ def along_training(
         for name in names:
             progress(f"checkpoint {name}", len(rows), len(names))
             run = open_run(path, name, inputs=inputs)
-            chosen = check_layers([layer], run.config.model.num_layers)[0]
+            chosen = check_layers([layer], run.config.model.attention_layers)[0]
             options: dict[str, Any] = {"size": size, "layers": [chosen], "keys": keys}
             fit = examples(run.task, capture(run, "iid", draft, **options), chosen)
             decoder = Decoder(fit, seed)

@@ -54,7 +54,7 @@ def patch(
         raise ValueError(f"Patching needs at least 2 instances, got size {size}.")
     if keys not in ("all", "self"):
         raise ValueError(f"keys must be all or self, got {keys!r}.")
-    numbers = check_layers(layers, run.config.model.num_layers)
+    numbers = check_layers(layers, run.config.model.attention_layers)
     places: list[list[int]] = [[layer] for layer in numbers]
     if len(numbers) > 1:
         places.append(numbers)

@@ -33,8 +33,8 @@ class Command:
     """Layers, counted from 0; negative numbers count from the end. All unless given."""
     queries: Numbers = None
     """Query positions; the tokens whose outputs are read unless given."""
-    keys: Annotated[tuple[str, ...], tyro.conf.arg(metavar="self|all|N …")] = ("self",)
-    """self (each query's code to itself), all, or key positions."""
+    keys: Annotated[tuple[str, ...], tyro.conf.arg(metavar="self|all|N …", help_behavior_hint="(optional)")] = ()
+    """self (each query's code to itself; unless given), all (unless given with cross-attention), or key positions."""
     checkpoint: str = "last"
     """last, best, a name such as step-500, or untrained (the weights before the first step)."""
     inputs: Literal["uniform", "fixed_context", "fixed_query"] | None = None
@@ -63,7 +63,7 @@ class Command:
         from headcode.analysis.codes import capture
         from headcode.analysis.runs import open_run
 
-        check_authors(self.authors, self.queries, self.keys if self.keys != ("self",) else (), self.inputs)
+        check_authors(self.authors, self.queries, self.keys, self.inputs)
         run = open_run(self.run_folder, self.checkpoint, inputs=self.inputs)
         pairs: dict[str, Any] = {"queries": self.queries, "keys": parse_keys(self.keys)}
         if self.authors:
@@ -88,9 +88,9 @@ class Command:
         print(f"  {shape[0]:,} instances of {self.split}, {shape[1]} (query, key) pairs, {shape[2]} heads")
         print(f"  layers {', '.join(map(str, layers))}; step {run.step}; solved {float(codes['correct'].mean()):.3f}")
         if self.map is not None:
-            self._draw(codes, out, layers)
+            self._draw(codes, out, layers, run.task.label_kind)
 
-    def _draw(self, codes, out: Path, layers: list[int]) -> None:  # type: ignore[no-untyped-def]
+    def _draw(self, codes, out: Path, layers: list[int], kind: str) -> None:  # type: ignore[no-untyped-def]
         from headcode.analysis.files import open_arrays
         from headcode.analysis.maps import make_map
         from headcode.report.figures import code_map
@@ -105,7 +105,8 @@ class Command:
                 continue
             # Tokens whose outputs are not read have no target.
             labels = open_arrays(path)
-            for colour in (name for name in ("rule", "term", "target", "correct") if name in labels):
+            colours = dict.fromkeys(("rule", "term", kind, "target", "correct"))
+            for colour in (name for name in colours if name in labels):
                 stem = out.parent / "figures" / f"{path.stem}-{colour}"
                 drawn = code_map({f"layer {layer}": path}, stem, colour)
                 print(f"wrote {', '.join(map(str, drawn))}")
@@ -117,8 +118,10 @@ def check_authors(authors: bool, *instead: object) -> None:
         raise ValueError("--authors says itself which codes count: leave out --queries, --keys and --inputs.")
 
 
-def parse_keys(words: tuple[str, ...]) -> str | list[int]:
-    """`self`, `all`, or positions, from the words of a flag."""
+def parse_keys(words: tuple[str, ...]) -> str | list[int] | None:
+    """`self`, `all`, or positions, from the words of a flag; None without any."""
+    if not words:
+        return None
     if len(words) == 1 and words[0] in ("self", "all"):
         return words[0]
     try:

@@ -127,7 +127,7 @@ class Command:
         from headcode.analysis.runs import open_run
         from headcode.report import figures
 
-        keys = parse_keys(self.keys or ("all",))
+        keys = parse_keys(self.keys) or "all"
         rows = patch(
             self.run_folder,
             checkpoint=self.checkpoint,
@@ -164,15 +164,15 @@ class Command:
 
     def _likeness(self, out: Path, progress: Any) -> Found:
         from headcode.analysis.authors import as_authors
-        from headcode.analysis.codes import capture
+        from headcode.analysis.codes import capture, layers_of
         from headcode.analysis.files import open_arrays
         from headcode.analysis.maps import likeness
-        from headcode.analysis.runs import check_layers, open_run
+        from headcode.analysis.runs import open_run
         from headcode.files import temporary_folder
         from headcode.report import figures
 
         run = open_run(self.run_folder, self.checkpoint, inputs=self._inputs())
-        layers = check_layers(self.layers, run.config.model.num_layers)
+        layers = layers_of(run, self.layers)
         pairs: dict[str, Any] = {"keys": self._keys()}
         if self.authors:
             run, pairs = as_authors(run)
@@ -219,8 +219,8 @@ class Command:
         drawn = figures.along_training({result["card"]["method"]: out / "training.npz"}, out / "figures" / "training")
         return Found(result, "codes along training", result["rows"], tuple(result["rows"][0]), [*paths, *drawn])
 
-    def _keys(self) -> str | list[int]:
-        return parse_keys(self.keys or ("self",))
+    def _keys(self) -> str | list[int] | None:
+        return parse_keys(self.keys)
 
     def _inputs(self) -> str | None:
         from headcode.train.folder import read_run_config

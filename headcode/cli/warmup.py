@@ -13,7 +13,7 @@ import torch
 
 from headcode import jit
 from headcode.bench.measure import check_words
-from headcode.nn import Transformer, generate
+from headcode.nn import generate, make_model
 from headcode.ops import METHODS
 from headcode.presets import PRESETS, preset
 from headcode.processes import available_cores, safe_python
@@ -66,7 +66,7 @@ def use_kernels(config: RunConfig, method: str) -> None:
     changes = {"method": method, "num_layers": 1, "cross_layers": 0, "auxiliary_dims": ()}
     if config.model.vocab_size is not None:
         changes["vocab_size"] = VOCABULARY
-    model = Transformer(config.model.replace(**changes))
+    model = make_model(config.model.replace(**changes))
     length = config.task.sequence_length
     if model.config.vocab_size is None:
         x = torch.ones(BATCH, length, model.config.input_dim or 1)

@@ -26,6 +26,7 @@ _CLASSES = {
     "cross-attention": "CrossAttention",
     "language": "Language",
     "ambiguity": "Ambiguity",
+    "scan": "ScanSplits",
 }
 EXPERIMENTS = tuple(_CLASSES)
 

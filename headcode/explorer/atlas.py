@@ -78,6 +78,7 @@ class Atlas:
             for layer, found in codes.items():
                 kept[layer].append(found.half().numpy())
         self._codes = [np.concatenate(parts) for parts in kept]  # (N, H, query, key)
+        self._positions = [model.positions(layer) for layer in range(model.limits.layers)]
         self.judged = task.judge(torch.cat(predictions), self.batch)
         self.correct: np.ndarray = self.judged["correct"]
         self._planes = Recent(64)
@@ -86,8 +87,13 @@ class Atlas:
         return len(self.batch.x)
 
     def features(self, layer: int, query: int, keys: int | Sequence[int] | None) -> np.ndarray:
-        """(N, channel): codes of one query to one key, or to all of them (None)."""
-        codes = self._codes[layer][:, :, query]
+        """(N, channel): codes of one query to one key, or to all tokens (None); 0 for tokens that are none here."""
+        own_queries, own_keys = self._positions[layer]
+        kept = self._codes[layer]
+        length = self.batch.x.shape[1]
+        codes = np.zeros((*kept.shape[:2], length), kept.dtype)
+        if query in own_queries:
+            codes[:, :, own_keys.start : own_keys.stop] = kept[:, :, own_queries.index(query)]
         chosen = codes if keys is None else codes[:, :, keys]
         return chosen.reshape(len(codes), -1)
 

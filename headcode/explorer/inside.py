@@ -46,7 +46,7 @@ class Look:
     output: np.ndarray
     """(answering token, output_dim)"""
     codes: list[np.ndarray]
-    """Per layer (H, query, key)."""
+    """Per layer (H, token, token): query and key; 0 for tokens that are none in this layer."""
 
     @functools.cached_property
     def probabilities(self) -> np.ndarray:
@@ -66,7 +66,15 @@ def look(model: Model, x: np.ndarray) -> Look:
 def _look(model: Model, x: np.ndarray) -> Look:
     with COMPUTING, torch.no_grad(), capture_codes(model.run.model) as codes:
         output = model.run.model(_batch(model, x))[0, model.task.queries]
-    return Look(output.double().numpy(), [codes[layer][0].float().numpy() for layer in sorted(codes)])
+    return Look(output.double().numpy(), [_at_tokens(model, layer, codes[layer][0]) for layer in sorted(codes)])
+
+
+def _at_tokens(model: Model, layer: int, codes: Tensor) -> np.ndarray:
+    """Codes (H, query, key) of a layer at the tokens of the whole sequence."""
+    length, (queries, keys) = model.task.sequence_length, model.positions(layer)
+    found = np.zeros((len(codes), length, length), np.float32)
+    found[:, queries.start : queries.stop, keys.start : keys.stop] = codes.float().numpy()
+    return found
 
 
 def outputs(model: Model, x: np.ndarray) -> np.ndarray:
@@ -80,9 +88,13 @@ def patched(model: Model, x: np.ndarray, donor: np.ndarray, layers: list[int], q
     given = [torch.from_numpy(codes) for codes in look(model, donor).codes]
 
     def edit(layer: int, codes: Tensor) -> Tensor:
+        queries, keys = model.positions(layer)
+        if query not in queries:
+            return codes
         codes = codes.clone()
-        keys = slice(None) if key is None else key
-        codes[0, :, query, keys] = given[layer][:, query, keys].to(codes.dtype)
+        for place, token in enumerate(keys):
+            if key in (None, token):
+                codes[0, :, queries.index(query), place] = given[layer][:, query, token].to(codes.dtype)
         return codes
 
     with COMPUTING, torch.no_grad(), edit_codes(model.run.model, edit, layers=layers):

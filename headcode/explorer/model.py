@@ -35,4 +35,13 @@ class Model:
 
     @functools.cached_property
     def limits(self) -> Limits:
-        return self.view.limits(self.task, self.run.config.model.num_layers)
+        model = self.run.config.model
+        limits = self.view.limits(self.task, model.attention_layers)
+        # Answers that only read the tokens before them have no code to themselves.
+        return dataclasses.replace(limits, key=0) if model.crossing_layers else limits
+
+    def positions(self, layer: int) -> tuple[range, range]:
+        """The tokens that are queries and those that are keys in a layer."""
+        queries, keys = self.run.config.model.code_positions(layer)
+        tokens = range(self.task.sequence_length)
+        return tokens[queries], tokens[keys]

@@ -6,20 +6,25 @@ from headcode.nn.capture import capture_codes
 from headcode.nn.config import ModelConfig
 from headcode.nn.decoding import why_decoded_op_by_op
 from headcode.nn.edit import edit_codes
+from headcode.nn.encoder_decoder import EncoderDecoder, EncoderDecoderConfig, greedy_decode
 from headcode.nn.experts import MixtureOfExperts, Routing, capture_routing
 from headcode.nn.feedforward import GeluFeedForward, SwigluFeedForward
 from headcode.nn.flops import flops_per_token, forward_flops
 from headcode.nn.fused import why_op_by_op
 from headcode.nn.generation import generate
 from headcode.nn.hypernetwork import ValueNetwork, value_network
+from headcode.nn.models import MODELS, make_model, model_config
 from headcode.nn.multihead import MultiheadHyperAttention
 from headcode.nn.position import RelativeBias
 from headcode.nn.storage import load_model, save_model
 from headcode.nn.transformer import Transformer, TransformerBlock
 
 __all__ = [
+    "MODELS",
     "ContextCache",
     "DecodingCache",
+    "EncoderDecoder",
+    "EncoderDecoderConfig",
     "FastWeightState",
     "GeluFeedForward",
     "HyperAttention",
@@ -39,7 +44,10 @@ __all__ = [
     "flops_per_token",
     "forward_flops",
     "generate",
+    "greedy_decode",
     "load_model",
+    "make_model",
+    "model_config",
     "save_model",
     "value_network",
     "why_decoded_op_by_op",

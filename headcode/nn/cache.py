@@ -141,6 +141,23 @@ class ContextCache:
         self.keys, self.values = snapshot
 
 
+class DecoderLayerCache(KeyValueCache):
+    """Of one layer of a decoder: keys and values of the target so far, and those of the source."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.context = ContextCache()
+
+    def reorder(self, index: Tensor) -> None:
+        super().reorder(index)
+        self.context.reorder(index)
+
+    def restore(self, snapshot: int) -> None:
+        super().restore(snapshot)
+        if snapshot == 0:
+            self.context = ContextCache()
+
+
 LayerCache = KeyValueCache | FastWeightState
 
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from headcode.nn.attention import AttentionCall, HyperAttention
-from headcode.nn.transformer import Transformer
 from headcode.ops import NORMS, attention_codes
 
 Positions = int | slice | Sequence[int] | Tensor | None
@@ -135,11 +134,11 @@ def _resolve(name: str, chosen: Positions, computed: int, first: int, length: in
 
 
 def find_attentions(model: nn.Module) -> list[HyperAttention]:
-    """The HyperAttention of each layer, in order of use (a Transformer) or of definition."""
+    """The HyperAttention of each layer, in order of use (a model with `attention_layers`) or of definition."""
     found: list[HyperAttention] = []
     for module in model.modules():  # parents come before their parts
-        if isinstance(module, Transformer):
-            found += [block.attention for block in module.layers()]
+        if callable(in_order := getattr(module, "attention_layers", None)):
+            found += [] if set(layers := in_order()) <= set(found) else layers  # those of a part are there already
         elif isinstance(module, HyperAttention) and module not in found:
             found.append(module)
     return found

@@ -26,7 +26,7 @@ def check_sizes(sizes: dict[str, Any]) -> None:
             raise ValueError(f"{name} must be at least 1, got {size}.")
         if size > LARGEST_SIZE:
             raise ValueError(f"{name} must be at most {LARGEST_SIZE}, got {size}.")
-    if sizes["num_heads"] % sizes.get("num_kv_heads", 1):
+    if "num_kv_heads" in sizes and sizes["num_heads"] % sizes["num_kv_heads"]:
         raise ValueError(
             f"num_heads must be divisible by num_kv_heads, got num_heads={sizes['num_heads']} and "
             f"num_kv_heads={sizes['num_kv_heads']}."

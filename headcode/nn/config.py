@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any, ClassVar
 
 from headcode.config import Config, renamed
 from headcode.nn.checks import (
@@ -32,6 +33,9 @@ class ModelConfig(Config):
     Input is continuous (`input_dim`) or tokens (`vocab_size`). With tokens and no `output_dim` the logits are read
     with the transposed embedding.
     """
+
+    kind: ClassVar[str] = "transformer"
+    """The word for this kind of model; see `headcode.nn.models`."""
 
     input_dim: int | None = None
     """Width of continuous inputs; give this or vocab_size."""
@@ -147,6 +151,10 @@ class ModelConfig(Config):
                 f"make one of its sizes smaller ({widths})."
             )
 
+    def to_dict(self) -> dict[str, Any]:
+        # Files of transformers are older than the other kinds, and do not name theirs.
+        return {**({} if self.kind == "transformer" else {"kind": self.kind}), **super().to_dict()}
+
     @property
     def num_parameters(self) -> int:
         """How many numbers the model learns.
@@ -154,15 +162,9 @@ class ModelConfig(Config):
         >>> ModelConfig(input_dim=5, output_dim=1, max_length=16).num_parameters
         151009
         """
-        _, value_net = resolve_method(self.method, self.norm, self.value_net)
-        values = 2 * self.v_dim if VALUE_NETS[value_net].gated else self.v_dim
-        attention = (self.dim + 1) * (2 * self.qk_dim + values) + (self.v_dim + 1) * self.dim
-        if VALUE_NETS[value_net].middle:
-            attention += self.v_dim * (self.v_dim // self.num_heads + 1)
+        attention = self.attention_parameters()
         if self.attention_position == "relative":
             attention += self.num_heads * self.max_length
-        if self.qk_norm:
-            attention += 2 * self.qk_dim // self.num_heads
         feedforward = (3 if self.feedforward == "swiglu" else 2) * self.dim * self.mlp_dim
         if self.feedforward == "gelu":
             feedforward += self.dim + self.mlp_dim
@@ -174,6 +176,31 @@ class ModelConfig(Config):
             inputs += self.dim * min(self.position_period or self.max_length, self.max_length)
         outputs = 2 * self.dim + sum((self.dim + 1) * size for size in (self.output_dim or 0, *self.auxiliary_dims))
         return inputs + blocks + outputs
+
+    def attention_parameters(self) -> int:
+        """Those of one attention layer, its relative bias not counted."""
+        _, value_net = resolve_method(self.method, self.norm, self.value_net)
+        values = 2 * self.v_dim if VALUE_NETS[value_net].gated else self.v_dim
+        attention = (self.dim + 1) * (2 * self.qk_dim + values) + (self.v_dim + 1) * self.dim
+        if VALUE_NETS[value_net].middle:
+            attention += self.v_dim * (self.v_dim // self.num_heads + 1)
+        if self.qk_norm:
+            attention += 2 * self.qk_dim // self.num_heads
+        return attention
+
+    @property
+    def attention_layers(self) -> int:
+        """How many layers have codes, as `capture_codes` numbers them."""
+        return self.num_layers
+
+    @property
+    def crossing_layers(self) -> int:
+        """How many of these, at the end, read the tokens before the answers and not the answers themselves."""
+        return self.cross_layers
+
+    def code_positions(self, layer: int) -> tuple[slice, slice]:
+        """Where in the input the queries and the keys of a layer stand."""
+        return slice(None), slice(None)
 
     @property
     def logit_divisor(self) -> float:

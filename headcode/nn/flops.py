@@ -5,8 +5,10 @@ Norms, activations, biases and softmax are left out, as is usual. A causal model
 
 from headcode.nn.checks import check_answers, resolve_method
 from headcode.nn.config import ModelConfig
+from headcode.nn.encoder_decoder import EncoderDecoderConfig
 from headcode.ops import VALUE_NETS
 from headcode.ops.recurrent import CHUNK
+from headcode.ops.registry import ValueNet
 
 
 def forward_flops(config: ModelConfig, length: int, queries: slice | None = None) -> int:
@@ -14,13 +16,13 @@ def forward_flops(config: ModelConfig, length: int, queries: slice | None = None
 
     With `cross_layers` the first layers see the context alone, and the last ones read it for the answers alone.
     """
-    _, value_net = resolve_method(config.method, config.norm, config.value_net)
-    net = VALUE_NETS[value_net]
-    value_dim = 2 * config.v_dim if net.gated else config.v_dim
+    if isinstance(config, EncoderDecoderConfig):
+        return _encoder_decoder_flops(config, length)
+    value_dim = _value_dim(config)
     feedforward = {"gelu": 2, "swiglu": 3}[config.feedforward] * config.dim * config.mlp_dim
     if config.num_experts > 1:
         feedforward = config.experts_per_token * feedforward + config.num_experts * config.dim
-    positions, width = range(length), config.v_dim // config.num_heads
+    positions = range(length)
     total = 0 if config.input_dim is None else length * config.input_dim * config.dim
     answers = check_answers(queries, length) if config.cross_layers else 0
     keys = positions[: length - answers]
@@ -34,14 +36,37 @@ def forward_flops(config: ModelConfig, length: int, queries: slice | None = None
         if config.recurrent:
             total += _recurrent_products(config, length)
         else:
-            total += pairs * config.qk_dim  # scores
-            total += pairs * config.v_dim if net.activation is None else pairs * (value_dim + config.v_dim)
-            if net.middle:  # to generate a layer of a head's width, bias included, and to apply it
-                total += pairs * (config.num_heads + 1) * width * (width + 1)
+            total += pairs * _pair_products(config)
         total += len(read) * (config.v_dim * config.dim + feedforward)
     read = positions if queries is None else positions[queries]
     total += len(read) * config.dim * (config.output_dim or config.vocab_size or 0)
     return 2 * total
+
+
+def _value_dim(config: ModelConfig) -> int:
+    return 2 * config.v_dim if _value_net(config).gated else config.v_dim
+
+
+def _value_net(config: ModelConfig) -> ValueNet:
+    return VALUE_NETS[resolve_method(config.method, config.norm, config.value_net)[1]]
+
+
+def _pair_products(config: ModelConfig) -> int:
+    """Multiply-adds of one (query, key) pair: its scores, and what its code does with the key's values."""
+    net, width = _value_net(config), config.v_dim // config.num_heads
+    total = config.qk_dim + config.v_dim + (0 if net.activation is None else _value_dim(config))
+    if net.middle:  # to generate a layer of a head's width, bias included, and to apply it
+        total += (config.num_heads + 1) * width * (width + 1)
+    return total
+
+
+def _encoder_decoder_flops(config: EncoderDecoderConfig, length: int) -> int:
+    """The encoder without logits, the decoder, and its cross-attention."""
+    source, target = config.source_length, length - config.source_length
+    crossing = source * config.dim * (config.qk_dim + _value_dim(config)) + target * source * _pair_products(config)
+    crossing += target * config.dim * (config.qk_dim + config.v_dim)
+    encoder = forward_flops(config.encoder, source) - 2 * source * config.dim * (config.vocab_size or 0)
+    return encoder + forward_flops(config.decoder, target) + 2 * config.decoder_layers * crossing
 
 
 def _recurrent_products(config: ModelConfig, length: int) -> int:

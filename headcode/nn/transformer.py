@@ -103,9 +103,11 @@ class Transformer(nn.Module):
         torch.Size([3, 1, 1])
     """
 
+    block_class = TransformerBlock
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        if not isinstance(config, ModelConfig):
+        if type(config) is not ModelConfig:
             raise TypeError(f"Transformer is made from a ModelConfig, got {type(config).__name__}.")
         self.config = config
         self.embedding: nn.Linear | nn.Embedding
@@ -117,7 +119,7 @@ class Transformer(nn.Module):
         places = min(config.position_period or config.max_length, config.max_length)
         self.positions = nn.Parameter(torch.empty(places, config.dim)) if config.learns_positions else None
         distinct = 1 if config.share_layers else config.num_layers
-        self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(distinct))
+        self.blocks = nn.ModuleList(self.block_class(config) for _ in range(distinct))
         self.final_norm = nn.LayerNorm(config.dim, eps=NORM_EPSILON)
         self.output_proj = None if config.output_dim is None else nn.Linear(config.dim, config.output_dim)
         # The heads of the auxiliary targets, under the name that checkpoints have always had.
@@ -145,6 +147,14 @@ class Transformer(nn.Module):
         """The block of each layer, in order; one block many times when layers are shared."""
         blocks: list[TransformerBlock] = [block for block in self.blocks if isinstance(block, TransformerBlock)]
         return blocks * self.config.num_layers if self.config.share_layers else blocks
+
+    def layer_blocks(self) -> list[nn.Module]:
+        """The block of each attention layer."""
+        return list(self.layers())
+
+    def attention_layers(self) -> list[HyperAttention]:
+        """The attention of each layer, in order of use."""
+        return [block.attention for block in self.layers()]
 
     def forward(
         self,
@@ -233,7 +243,7 @@ class Transformer(nn.Module):
                 "key_padding_mask": key_padding_mask,
                 "queries": queries if index == len(layers) - 1 else None,
                 "cache": None if cache is None else cache.layers[index],
-                "dropout_seed": _layer_seed(dropout_seed, index),
+                "dropout_seed": layer_seed(dropout_seed, index),
                 "use": index if self.config.share_layers else 0,
                 **options,
             }
@@ -254,7 +264,7 @@ class Transformer(nn.Module):
         padding = None if key_padding_mask is None else key_padding_mask[:, :context_length]
         context, answers = self.embed(x).split([context_length, length - context_length], 1)
         for index, block in enumerate(self.layers()):
-            seed, use = _layer_seed(dropout_seed, index), index if self.config.share_layers else 0
+            seed, use = layer_seed(dropout_seed, index), index if self.config.share_layers else 0
             if index < self.config.num_layers - self.config.cross_layers:
                 context = block(context, key_padding_mask=padding, dropout_seed=seed, use=use)
             else:
@@ -349,5 +359,6 @@ class Transformer(nn.Module):
                 raise ValueError(f"Tokens must lie in 0..{self.config.vocab_size - 1}, got {low}..{high}.")
 
 
-def _layer_seed(dropout_seed: int | None, layer: int) -> int | None:
+def layer_seed(dropout_seed: int | None, layer: int) -> int | None:
+    """What decides the attention dropout of a layer, from that of the pass."""
     return None if dropout_seed is None else (dropout_seed + layer * _LAYER_SEED_STRIDE) % 2**63

@@ -96,7 +96,7 @@ class Task(Config):
     name: ClassVar[str]
     """The word for the task on the command line and in files."""
     task_id: ClassVar[int]
-    """The task's own part of the random addresses, 0..255 and never used twice: 1 to 3 are headcode's, 200 to 249 are
+    """The task's own part of the random addresses, 0..255 and never used twice: 1 to 199 are headcode's, 200 to 249 are
     for other packages, 250 to 255 for tests."""
     version: ClassVar[int]
     """Version of the generator: raised whenever the bytes of any instance change."""
@@ -126,6 +126,8 @@ class Task(Config):
     """Whether instances come from a text that the user gives."""
     scores_in_place: ClassVar[bool] = False
     """`score` takes the outputs as the model gives them and sums the loss itself: for outputs too large to copy."""
+    model_kind: ClassVar[str] = "transformer"
+    """The kind of model that reads the task's instances: a name in `headcode.nn.models.MODELS`."""
 
     seed: int = 0
 
@@ -174,6 +176,11 @@ class Task(Config):
     def queries(self) -> slice:
         """The tokens whose outputs are the prediction, always the last ones."""
         raise NotImplementedError
+
+    @property
+    def code_queries(self) -> slice:
+        """The tokens whose codes are captured and decoded unless others are named."""
+        return self.queries
 
     @property
     def model_queries(self) -> slice | None:

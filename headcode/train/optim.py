@@ -49,7 +49,7 @@ def is_decayed(name: str, parameter: Tensor) -> bool:
 
 def is_block_matrix(name: str, parameter: Tensor) -> bool:
     """Whether Muon takes a parameter: the weight matrices inside the blocks, and no embedding or table."""
-    return name.startswith("blocks.") and name.endswith(".weight") and parameter.dim() == 2
+    return "blocks" in name.split(".") and name.endswith(".weight") and parameter.dim() == 2
 
 
 class AdamW:
