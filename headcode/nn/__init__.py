@@ -12,11 +12,13 @@ from headcode.nn.flops import flops_per_token, forward_flops
 from headcode.nn.fused import why_op_by_op
 from headcode.nn.generation import generate
 from headcode.nn.hypernetwork import ValueNetwork, value_network
+from headcode.nn.models import MODELS, make_model, model_config
 from headcode.nn.position import RelativeBias
 from headcode.nn.storage import load_model, save_model
 from headcode.nn.transformer import Transformer, TransformerBlock
 
 __all__ = [
+    "MODELS",
     "DecodingCache",
     "FastWeightState",
     "GeluFeedForward",
@@ -37,6 +39,8 @@ __all__ = [
     "forward_flops",
     "generate",
     "load_model",
+    "make_model",
+    "model_config",
     "save_model",
     "value_network",
     "why_decoded_op_by_op",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any, ClassVar
 
 from headcode.config import Config, renamed
 from headcode.nn.checks import (
@@ -32,6 +33,10 @@ class ModelConfig(Config):
     Input is continuous (`input_dim`) or tokens (`vocab_size`). With tokens and no `output_dim` the logits are read
     with the transposed embedding.
     """
+
+    kind: ClassVar[str] = "transformer"
+    """The word for this kind of model; see `headcode.nn.models`."""
+    poolings: ClassVar[tuple[str, ...]] = POOLINGS
 
     input_dim: int | None = None
     """Width of continuous inputs; give this or vocab_size."""
@@ -108,7 +113,7 @@ class ModelConfig(Config):
             )
         check_experts(self.num_experts, self.experts_per_token)
         norm, value_net = resolve_method(self.method, self.norm, self.value_net)
-        check_choice("pooling", self.pooling, POOLINGS)
+        check_choice("pooling", self.pooling, self.poolings)
         check_choice("feedforward", self.feedforward, FEEDFORWARDS)
         check_choice("position", self.position, POSITIONS)
         if self.position_period is not None and not self.learns_positions:
@@ -140,6 +145,10 @@ class ModelConfig(Config):
                 f"make one of its sizes smaller ({widths})."
             )
 
+    def to_dict(self) -> dict[str, Any]:
+        # Files of transformers are older than the other kinds, and do not name theirs.
+        return {**({} if self.kind == "transformer" else {"kind": self.kind}), **super().to_dict()}
+
     @property
     def num_parameters(self) -> int:
         """How many numbers the model learns.
@@ -167,6 +176,12 @@ class ModelConfig(Config):
             inputs += self.dim * min(self.position_period or self.max_length, self.max_length)
         outputs = 2 * self.dim + sum((self.dim + 1) * size for size in (self.output_dim or 0, *self.auxiliary_dims))
         return inputs + blocks + outputs
+
+    def forward_flops(self, length: int, queries: slice | None = None) -> int:
+        """FLOPs of a forward pass over one instance of `length` tokens; see `headcode.nn.flops`."""
+        from headcode.nn.flops import forward_flops
+
+        return forward_flops(self, length, queries)
 
     @property
     def logit_divisor(self) -> float:

@@ -6,8 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from headcode.files import is_there, replace_file
+from headcode.files import is_there, read_object, replace_file
 from headcode.nn.config import ModelConfig
+from headcode.nn.models import make_model, model_config
 from headcode.nn.transformer import Transformer
 
 CONFIG_FILE = "config.json"
@@ -43,13 +44,13 @@ def load_model(folder: str | Path) -> Transformer:
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not is_there(folder / name):
             raise ValueError(f"{folder} is not a model folder: it has no {name}.")
-    config = ModelConfig.load(folder / CONFIG_FILE)
+    config = model_config(read_object(folder / CONFIG_FILE))
     try:
         state = load_file(folder / WEIGHTS_FILE)
     except SafetensorError as error:
         raise ValueError(f"{folder / WEIGHTS_FILE} is damaged: {error}.") from None
     dtype = check_weights(_skeleton(config), state, folder / WEIGHTS_FILE)  # before memory is taken for the model
-    model = Transformer(config).to(dtype)
+    model = make_model(config).to(dtype)
     model.load_state_dict(state)
     return model.eval()
 
@@ -57,7 +58,7 @@ def load_model(folder: str | Path) -> Transformer:
 def _skeleton(config: ModelConfig) -> Transformer:
     """The names and shapes of a model, without memory for its numbers."""
     with torch.device("meta"):
-        return Transformer(config)
+        return make_model(config)
 
 
 def check_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> torch.dtype:

@@ -146,6 +146,10 @@ class Transformer(nn.Module):
         blocks: list[TransformerBlock] = [block for block in self.blocks if isinstance(block, TransformerBlock)]
         return blocks * self.config.num_layers if self.config.share_layers else blocks
 
+    def attention_layers(self) -> list[HyperAttention]:
+        """The attention of each layer, in order of use."""
+        return [block.attention for block in self.layers()]
+
     def forward(
         self,
         x: Tensor,
@@ -233,7 +237,7 @@ class Transformer(nn.Module):
                 "key_padding_mask": key_padding_mask,
                 "queries": queries if index == len(layers) - 1 else None,
                 "cache": None if cache is None else cache.layers[index],
-                "dropout_seed": _layer_seed(dropout_seed, index),
+                "dropout_seed": layer_seed(dropout_seed, index),
                 "use": index if self.config.share_layers else 0,
                 **options,
             }
@@ -254,7 +258,7 @@ class Transformer(nn.Module):
         padding = None if key_padding_mask is None else key_padding_mask[:, :context_length]
         context, answers = self.embed(x).split([context_length, length - context_length], 1)
         for index, block in enumerate(self.layers()):
-            seed, use = _layer_seed(dropout_seed, index), index if self.config.share_layers else 0
+            seed, use = layer_seed(dropout_seed, index), index if self.config.share_layers else 0
             if index < self.config.num_layers - self.config.cross_layers:
                 context = block(context, key_padding_mask=padding, dropout_seed=seed, use=use)
             else:
@@ -349,5 +353,6 @@ class Transformer(nn.Module):
                 raise ValueError(f"Tokens must lie in 0..{self.config.vocab_size - 1}, got {low}..{high}.")
 
 
-def _layer_seed(dropout_seed: int | None, layer: int) -> int | None:
+def layer_seed(dropout_seed: int | None, layer: int) -> int | None:
+    """The seed of a layer's own dropout."""
     return None if dropout_seed is None else (dropout_seed + layer * _LAYER_SEED_STRIDE) % 2**63
