@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from headcode.config import Config, renamed
-from headcode.nn import ModelConfig
+from headcode.nn import MODELS, ModelConfig
 from headcode.tasks import TASKS, Task
 
 MOST_TOKENS = 2**28
@@ -129,6 +129,11 @@ class RunConfig(Config):
                 f"The task {self.task.name} has no auxiliary targets: use auxiliary_weight=0, "
                 f"got {self.auxiliary_weight}."
             )
+        if self.model.kind != self.task.model_kind:
+            raise ValueError(
+                f"The task {self.task.name} needs a model of the kind {self.task.model_kind}, got {self.model.kind}: "
+                f"make it with model_for(task, …)."
+            )
         derived = _derived(self.task, self.auxiliary_weight)
         wrong = [name for name, value in derived.items() if getattr(self.model, name) != value]
         if wrong:
@@ -151,8 +156,11 @@ class RunConfig(Config):
             name = given.get("name")
             if not isinstance(name, str) or name not in TASKS:
                 raise ValueError(f"RunConfig.task must have a name out of {', '.join(TASKS)}, got {name!r:.100}.")
-            settings = {key: value for key, value in given.items() if key != "name"}
-            values = {**values, "task": TASKS[name].from_dict(settings)}
+            task = TASKS[name].from_dict({key: value for key, value in given.items() if key != "name"})
+            values = {**values, "task": task}
+            if isinstance(model := values.get("model"), Mapping):
+                fields = {key: value for key, value in model.items() if key != "kind"}
+                values["model"] = MODELS[task.model_kind].config.from_dict(fields)
         return super().from_dict(values)
 
 
@@ -166,7 +174,7 @@ def model_for(task: Task, *, auxiliary_weight: float = 0.0, **settings: Any) -> 
     if "hint" in settings:
         warnings.warn("hint is called auxiliary_weight now.", DeprecationWarning, stacklevel=2)
         auxiliary_weight = settings.pop("hint")
-    return ModelConfig(**_derived(task, auxiliary_weight), **settings)
+    return MODELS[task.model_kind].config(**_derived(task, auxiliary_weight), **settings)
 
 
 def _fitted(config: RunConfig, task: Task, auxiliary_weight: float) -> dict[str, Any]:

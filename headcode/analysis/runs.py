@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headcode.nn import Transformer
+from headcode.nn import Transformer, make_model
 from headcode.run import RunConfig
 from headcode.tasks import Batch, Task
 from headcode.train.checkpoint import choose_checkpoint, find_run, list_checkpoints, load_from
@@ -68,7 +68,7 @@ def untrained_model(config: RunConfig) -> Transformer:
     check_memory(config.model.num_parameters, dtype)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(config.seed, "weights"))
-        model = Transformer(config.model)
+        model = make_model(config.model)
     return model.to(dtype).eval()
 
 

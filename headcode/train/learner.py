@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headcode.nn import Transformer, capture_routing
+from headcode.nn import capture_routing, make_model
 from headcode.nn.experts import balance_loss
 from headcode.nn.storage import WEIGHTS_FILE
 from headcode.run import RunConfig
@@ -32,7 +32,7 @@ class Learner:
         check_memory(config.model.num_parameters, self.dtype)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(config.seed, "weights"))
-            self.model = Transformer(config.model).to(self.device, self.dtype)
+            self.model = make_model(config.model).to(self.device, self.dtype)
 
     def join(self, group: Group) -> None:
         """Replicate or shard the model over the group, compile it if asked for, and make the optimiser."""
@@ -69,7 +69,9 @@ class Learner:
                 (loss if balance is None else loss + balance() / len(parts)).backward()
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
-        if any(parameter.grad is None for parameter in self.model.hint_projs.parameters()):
+        if self.config.model.auxiliary_dims and any(
+            parameter.grad is None for parameter in self.model.hint_projs.parameters()
+        ):
             raise ValueError(
                 "This loss leaves out the run's auxiliary targets: take predict(auxiliary=True) and add "
                 "context.auxiliary_weight times auxiliary_loss, as task_loss does, or train with auxiliary_weight=0."
@@ -105,7 +107,7 @@ class Learner:
         finally:
             self.model.train()
             if self.sharded:
-                self.model.reshard()  # type: ignore[operator]  # a forward pass alone leaves the outer weights unsharded
+                self.model.reshard()  # a forward pass alone leaves the outer weights unsharded
             if weights is not None:
                 self._set_weights(weights)
 
@@ -161,9 +163,8 @@ class Learner:
             auxiliary = hints
         bf16 = self.config.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
-            prediction = forward(
-                x, queries=self.config.task.model_queries, dropout_seed=dropout_seed, auxiliary=auxiliary
-            )
+            options: dict[str, Any] = {"auxiliary": True} if auxiliary else {}
+            prediction = forward(x, queries=self.config.task.model_queries, dropout_seed=dropout_seed, **options)
         if not bf16:
             return prediction
         if not auxiliary:
@@ -183,7 +184,7 @@ class Learner:
     def _synchronised(self, is_last_part: bool) -> Iterator[None]:
         """Processes exchange gradients with the last part of a batch only."""
         if self.sharded:
-            self.model.set_requires_gradient_sync(is_last_part)  # type: ignore[operator]
+            self.model.set_requires_gradient_sync(is_last_part)
             yield
         elif self.group.world_size > 1 and not is_last_part:
             with self._forward.no_sync():  # type: ignore[operator]
