@@ -12,7 +12,7 @@ from typing import Any
 from headcode.run import OptimizationConfig, RunConfig, get_field, model_for, override
 from headcode.run import fields_of as fields_of
 from headcode.run import with_task as with_task
-from headcode.tasks import TASKS, FuzzyLogic, LanguageModelling, SRaven, Task
+from headcode.tasks import TASKS, FuzzyLogic, LanguageModelling, Relations, SRaven, Task
 
 # The authors' runs all have attention dropout 0.1, from a default that their configs never mention.
 _PAPER_DROPOUT = 0.1
@@ -131,6 +131,20 @@ def wikitext_authors() -> RunConfig:
     return _language(6144, 256, model, optimization=OptimizationConfig(warmup_steps=1000), steps=20_000, **every)
 
 
+def graph() -> RunConfig:
+    """Relations along paths of graphs: one HyperConv block, applied six times, one for each step; not in the paper."""
+    task = Relations()
+    sizes = {"dim": 64, "num_layers": 6, "num_heads": 8, "qk_dim": 64, "v_dim": 64, "mlp_dim": 128}
+    return RunConfig(
+        task=task,
+        model=model_for(task, share_layers=True, **sizes),
+        optimization=OptimizationConfig(learning_rate=3e-3, weight_decay=0.1, warmup_steps=200, clip_norm=1.0),
+        steps=6000,
+        batch_size=64,
+        eval_every=500,
+    )
+
+
 def _plain_run(task: type[Task]) -> RunConfig:
     """The run of a task that has no preset here: what its `run_settings` say."""
     return override(RunConfig(task=task(), model=model_for(task(), causal=task.causal)), **task.run_settings)
@@ -153,9 +167,10 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
         lm_small,
         lm_paper,
         wikitext_authors,
+        graph,
     )
 }
-DEFAULT_PRESETS = {"logic": "logic", "sraven": "sraven", "lm": "lm-small"}
+DEFAULT_PRESETS = {"logic": "logic", "sraven": "sraven", "lm": "lm-small", "graph": "graph"}
 """The preset that a task's name stands for."""
 for _name, _task in TASKS.items():
     if _name not in DEFAULT_PRESETS:

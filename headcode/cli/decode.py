@@ -196,7 +196,9 @@ class Command:
         return result
 
     def _keys(self) -> str | list[int]:
-        return parse_keys(self.keys or ("self",))
+        from headcode.train.folder import read_run_config
+
+        return parse_keys(self.keys or read_run_config(self.run_folder).task.decoding_keys)
 
     def _inputs(self) -> str | None:
         from headcode.train.folder import read_run_config

@@ -13,6 +13,7 @@ from headcode.explorer.puzzle_view import PuzzleView
 from headcode.explorer.sentences import Lens
 from headcode.explorer.state import Limits
 from headcode.explorer.view import View
+from headcode.nn.capture import find_attentions
 from headcode.tasks import TASKS
 from headcode.train.folder import read_run_config
 
@@ -66,6 +67,8 @@ def _open(path: str | Path) -> Model:
         raise ValueError(
             f"{path} has cross_layers: its answers do not see themselves, and the explorer cannot show it."
         )
+    if not find_attentions(run.model):
+        raise ValueError(f"{path} has layers without codes, of which there is nothing to explore.")
     view = VIEWS[run.task.view]
     if reason := view.refuses(run.task):
         raise ValueError(f"{reason}; {path} is one.")

@@ -1,4 +1,4 @@
-"""The tasks: fuzzy logic and SRAVEN, which measure compositional generalisation, and language modelling."""
+"""The tasks: fuzzy logic, SRAVEN and relations in graphs measure composition; and there is language modelling."""
 
 import importlib.metadata
 import warnings
@@ -8,10 +8,11 @@ from headcode.tasks.base import AuxiliaryTarget, Batch, Flag, Labels, Task, add_
 from headcode.tasks.datasets import TaskDataset, TaskStream
 from headcode.tasks.fuzzy_logic import FuzzyLogic
 from headcode.tasks.language import LanguageModelling
+from headcode.tasks.relations import Relations
 from headcode.tasks.sraven import SRaven
 from headcode.tasks.sraven_rules import RULE_NAMES
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (SRaven, FuzzyLogic, LanguageModelling)}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (SRaven, FuzzyLogic, LanguageModelling, Relations)}
 """All tasks by name, the one first that commands show unless told otherwise. A package adds its own by an entry point
 in the group `headcode.tasks`, as docs/extend.md shows."""
 
@@ -31,6 +32,7 @@ __all__ = [
     "FuzzyLogic",
     "Labels",
     "LanguageModelling",
+    "Relations",
     "SRaven",
     "Task",
     "TaskDataset",

@@ -127,6 +127,11 @@ class Task(Config):
     scores_in_place: ClassVar[bool] = False
     """`score` takes the outputs as the model gives them and sums the loss itself: for outputs too large to copy."""
 
+    model_kind: ClassVar[str] = "transformer"
+    """The kind of model that reads the task's instances: a name in `headcode.nn.models.MODELS`."""
+    decoding_keys: ClassVar[tuple[str, ...]] = ("self",)
+    """The keys whose codes are decoded, in the words of `headcode decode --keys`, unless the user says otherwise."""
+
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -313,6 +318,10 @@ class Task(Config):
         and if the donor's answer is copied.
         """
         raise ValueError(f"The task {self.name} names no pairs of instances that could exchange their codes.")
+
+    def token_words(self, x: np.ndarray) -> list[str] | None:
+        """The tokens of one instance in few letters, for the explorer; None shows their numbers."""
+        return None
 
     def as_text(self, batch: Batch, answer: bool = False, colour: bool = False) -> str:
         """The first instance of a batch for the terminal."""
