@@ -139,7 +139,7 @@ def graph() -> RunConfig:
         task=task,
         model=model_for(task, share_layers=True, **sizes),
         optimization=OptimizationConfig(learning_rate=3e-3, weight_decay=0.1, warmup_steps=200, clip_norm=1.0),
-        steps=6000,
+        steps=4000,
         batch_size=64,
         eval_every=500,
     )

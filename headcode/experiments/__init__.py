@@ -24,6 +24,7 @@ _CLASSES = {
     "sraven-recipe": "SRavenRecipe",
     "cross-attention": "CrossAttention",
     "language": "Language",
+    "graph-composition": "GraphComposition",
     "ambiguity": "Ambiguity",
 }
 EXPERIMENTS = tuple(_CLASSES)
