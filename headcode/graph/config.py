@@ -37,6 +37,10 @@ class GraphConfig(ModelConfig):
     layer: Literal["hyper", "gatv2"] = "hyper"
     """hyper: HyperConv with the method. gatv2: PyTorch Geometric's GATv2Conv, whose norm and value net are its own."""
 
+    edge_values: bool = False
+    """Whether the relation of an edge is added to the values too; if not, it acts through the code alone, as in
+    GATv2Conv."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, only in _NOT_ON_GRAPHS.items():
@@ -51,6 +55,8 @@ class GraphConfig(ModelConfig):
             )
         if self.layer == "gatv2" and ("+" in self.pooling or self.attention_dropout):
             raise ValueError("GATv2Conv is used with one pooling and without attention dropout: leave the others out.")
+        if self.layer == "gatv2" and self.edge_values:
+            raise ValueError("The messages of GATv2Conv do not have the relation of their edge: use edge_values=False.")
         check_sizes({"qk_dim": self.qk_dim, "v_dim": self.v_dim, "num_heads": self.num_heads})
 
     def forward_flops(self, length: int, queries: slice | None = None) -> int:
@@ -60,7 +66,7 @@ class GraphConfig(ModelConfig):
         edges, feedforward = 2 * length, {"gelu": 2, "swiglu": 3}[self.feedforward] * self.dim * self.mlp_dim
         poolings = len(self.pooling.split("+"))
         node = self.dim * (2 * self.qk_dim + value_dim + poolings * self.v_dim) + feedforward
-        edge = self.dim * (self.qk_dim + value_dim) + self.qk_dim + self.v_dim
+        edge = self.dim * (self.qk_dim + value_dim * self.edge_values) + self.qk_dim + self.v_dim
         edge += 0 if net.activation is None else value_dim
         read = len(range(length)[queries or slice(None)]) * self.dim * (self.output_dim or 0)
         return 2 * (self.num_layers * (length * node + edges * edge) + read)
@@ -77,7 +83,9 @@ class GraphConfig(ModelConfig):
             # Projections of both ends of an edge and of its relation, three biases, and a vector for the scores.
             attention = (3 * self.dim + 4) * self.v_dim
         else:
-            attention = (self.dim + 1) * (2 * self.qk_dim + values) + self.dim * (self.qk_dim + values)
+            attention = (self.dim + 1) * (2 * self.qk_dim + values) + self.dim * (
+                self.qk_dim + values * self.edge_values
+            )
             attention += self.v_dim * (self.v_dim // self.num_heads + 1) if net.middle else 0
         attention += (poolings * self.v_dim + 1) * self.dim
         feedforward = (3 if self.feedforward == "swiglu" else 2) * self.dim * self.mlp_dim

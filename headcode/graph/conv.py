@@ -47,6 +47,7 @@ class HyperConv(MessagePassing, CodedLayer):
         context_dim: width of the sources' features, in graphs of two kinds of nodes; `dim` unless given.
         edge_dim: width of the features of edges, which are added to keys and values by projections; None if edges have
             none.
+        edge_values: False lets the features of an edge act through its code alone, and not on the values.
         dropout: share of edges dropped while training.
 
     Example:
@@ -69,6 +70,7 @@ class HyperConv(MessagePassing, CodedLayer):
         v_dim: int | None = None,
         context_dim: int | None = None,
         edge_dim: int | None = None,
+        edge_values: bool = True,
         dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
@@ -96,7 +98,9 @@ class HyperConv(MessagePassing, CodedLayer):
         self.key_proj = nn.Linear(context_dim, qk_dim, bias=bias)
         self.value_proj = nn.Linear(context_dim, value_width, bias=bias)
         self.edge_key_proj = None if edge_dim is None else nn.Linear(edge_dim, qk_dim, bias=False)
-        self.edge_value_proj = None if edge_dim is None else nn.Linear(edge_dim, value_width, bias=False)
+        self.edge_value_proj = None
+        if edge_dim is not None and edge_values:
+            self.edge_value_proj = nn.Linear(edge_dim, value_width, bias=False)
         self.output_proj = nn.Linear(pooled, dim, bias=bias)
         width = v_dim // num_heads
         shape = (num_heads, width, width)
@@ -147,8 +151,9 @@ class HyperConv(MessagePassing, CodedLayer):
         v = self.value_proj(source).unflatten(1, (self.num_heads, -1))
         keys = k.index_select(0, edge_index[0])  # (edges, H, Dk)
         edge_values = None
-        if self.edge_key_proj is not None and self.edge_value_proj is not None:
+        if self.edge_key_proj is not None:
             keys = keys + self.edge_key_proj(edge_attr).unflatten(1, (self.num_heads, -1))
+        if self.edge_value_proj is not None:
             edge_values = self.edge_value_proj(edge_attr).unflatten(1, (self.num_heads, -1))
         scores = (q.index_select(0, edge_index[1]) * keys).sum(-1) / math.sqrt(q.shape[2])
         sizes = (source.shape[0], target.shape[0])

@@ -13,7 +13,7 @@ from headcode.nn.feedforward import FEEDFORWARDS
 from headcode.nn.initialisation import reset_linear
 from headcode.nn.transformer import NORM_EPSILON, layer_seed
 
-_SAME_NAMES = ("method", "norm", "value_net", "qk_dim", "v_dim")
+_SAME_NAMES = ("method", "norm", "value_net", "qk_dim", "v_dim", "edge_values")
 """Fields of a GraphConfig that are arguments of HyperConv under the same name."""
 
 

@@ -111,16 +111,17 @@ def test_gradients_are_the_derivatives(norm, value_net):
     assert torch.autograd.gradcheck(lambda x, e: conv(x, edges, e), (x, edge_attr))
 
 
+@pytest.mark.parametrize("edge_values", [True, False])
 @pytest.mark.parametrize("method", METHODS)
-def test_generated_networks_give_the_output_of_the_layer(method):
+def test_generated_networks_give_the_output_of_the_layer(method, edge_values):
     torch.manual_seed(0)
-    conv = HyperConv(DIM, HEADS, method=method, **WIDTHS, edge_dim=2).double()
+    conv = HyperConv(DIM, HEADS, method=method, **WIDTHS, edge_dim=2, edge_values=edge_values).double()
     x, edges = torch.randn(NODES, DIM).double(), torch.randint(NODES, (2, 13))
     edge_attr = torch.randn(13, 2).double()
     with capture_codes(conv) as codes:
         expected = conv(x, edges, edge_attr)
     assert codes[0].shape == (13, HEADS)
-    read = torch.cat((x[edges[0]], edge_attr), 1)
+    read = torch.cat((x[edges[0]], edge_attr), 1) if edge_values else x[edges[0]]
     messages = value_network(conv, codes[0])(read)
     pooled = torch.zeros(NODES, DIM).double().index_add(0, edges[1], messages)
     torch.testing.assert_close(pooled + conv.output_proj.bias, expected, rtol=0, atol=1e-9)

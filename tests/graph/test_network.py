@@ -32,7 +32,8 @@ VARIANTS = [
     {"method": "softmax", "layer": "gatv2", "pooling": "max"},
     {"pooling": "sum+max", "feedforward": "swiglu"},
     {"method": "hyla_deeper", "share_layers": True},
-    {"value_net": "swiglu", "pooling": "sum+mean+max"},
+    {"value_net": "swiglu", "pooling": "sum+mean+max", "edge_values": True},
+    {"method": "softmax", "edge_values": True},
 ]
 
 
@@ -95,6 +96,7 @@ def test_codes_are_laid_out_by_node_and_can_be_edited(share_layers):
         ({"pooling": "median"}, "pooling must be one of"),
         ({"layer": "gatv2"}, "use method='softmax' with it, got 'hyla'"),
         ({"layer": "gatv2", "method": "softmax", "pooling": "sum+max"}, "with one pooling"),
+        ({"layer": "gatv2", "method": "softmax", "edge_values": True}, "use edge_values=False"),
     ],
 )
 def test_settings_that_a_model_of_graphs_does_not_have_are_one_sentence(changes, words):
@@ -119,6 +121,8 @@ def test_a_task_and_a_model_of_another_kind_do_not_fit():
     logic, graph = preset("logic"), preset("graph")
     with pytest.raises(ValueError, match="needs a model of the kind graph_network, got transformer"):
         graph.replace(model=logic.model)
+    with pytest.raises(ValueError, match="kind must be one of .*graph_network.*, got 'dodo'"):
+        RunConfig.from_dict({**graph.to_dict(), "model": {**graph.model.to_dict(), "kind": "dodo"}})
     assert RunConfig.from_json(graph.to_json()) == graph and isinstance(make_model(graph.model), GraphNetwork)
 
 
@@ -253,7 +257,7 @@ def test_without_the_extra_a_sentence_names_it(tmp_path):
 
 def test_learning_a_small_algebra():
     """Two generations commute, and two steps are soon learned; the exact solver has 1."""
-    sizes = {"dim": 32, "num_layers": 2, "num_heads": 4, "qk_dim": 16, "v_dim": 16, "mlp_dim": 32}
+    sizes = {"dim": 32, "num_layers": 2, "num_heads": 4, "qk_dim": 16, "v_dim": 16, "mlp_dim": 32, "edge_values": True}
     settings = {"generations": 2, "max_steps": 2, "longer_steps": 3, "bystanders": 1, "held_out": 0.0}
     config = override(
         preset("graph"), **sizes, **settings, steps=300, batch_size=64, learning_rate=0.01, eval_every=0, eval_size=256
