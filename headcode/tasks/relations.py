@@ -45,7 +45,7 @@ class Relations(Task):
     """
 
     name: ClassVar[str] = "graph"
-    task_id: ClassVar[int] = 5
+    task_id: ClassVar[int] = 6
     version: ClassVar[int] = 1
     objective: ClassVar[str] = "classification"
     main_metric: ClassVar[str] = "accuracy"
