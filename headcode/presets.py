@@ -13,7 +13,7 @@ from headcode.run import OptimizationConfig, RunConfig, get_field, model_for, ov
 from headcode.run import fields_of as fields_of
 from headcode.run import with_task as with_task
 from headcode.suggest import no_such
-from headcode.tasks import TASKS, FuzzyLogic, LanguageModelling, Scan, SRaven, Task
+from headcode.tasks import TASKS, FuzzyLogic, LanguageModelling, Relations, Scan, SRaven, Task
 
 # The authors' runs all have attention dropout 0.1, from a default that their configs never mention.
 _PAPER_DROPOUT = 0.1
@@ -154,6 +154,20 @@ def scan_long() -> RunConfig:
     return override(scan(), **sizes, steps=10_000, eval_size=8192, eval_every=2000, checkpoint_every=2000)
 
 
+def graph() -> RunConfig:
+    """Relations along paths of graphs: one HyperConv block, applied six times, one for each step; not in the paper."""
+    task = Relations()
+    sizes = {"dim": 64, "num_layers": 6, "num_heads": 8, "qk_dim": 64, "v_dim": 64, "mlp_dim": 128}
+    return RunConfig(
+        task=task,
+        model=model_for(task, share_layers=True, **sizes),
+        optimization=OptimizationConfig(learning_rate=3e-3, weight_decay=0.1, warmup_steps=200, clip_norm=1.0),
+        steps=4000,
+        batch_size=64,
+        eval_every=500,
+    )
+
+
 def _plain_run(task: type[Task]) -> RunConfig:
     """The run of a task that has no preset here: what its `run_settings` say."""
     return override(RunConfig(task=task(), model=model_for(task(), causal=task.causal)), **task.run_settings)
@@ -178,9 +192,10 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
         wikitext_authors,
         scan,
         scan_long,
+        graph,
     )
 }
-DEFAULT_PRESETS = {"logic": "logic", "sraven": "sraven", "lm": "lm-small", "scan": "scan"}
+DEFAULT_PRESETS = {"logic": "logic", "sraven": "sraven", "lm": "lm-small", "scan": "scan", "graph": "graph"}
 """The preset that a task's name stands for."""
 for _name, _task in TASKS.items():
     if _name not in DEFAULT_PRESETS:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from headcode.config import Config, renamed
-from headcode.nn import MODELS, ModelConfig
+from headcode.nn import MODELS, ModelConfig, model_config
 from headcode.suggest import no_such
 from headcode.tasks import TASKS, Task
 
@@ -164,7 +164,7 @@ class RunConfig(Config):
             task = TASKS[name].from_dict({key: value for key, value in given.items() if key != "name"})
             values = {**values, "task": task}
             if isinstance(model := values.get("model"), Mapping):
-                values["model"] = MODELS[task.model_kind].config.from_dict(model)
+                values["model"] = model_config({"kind": task.model_kind, **model})
         return super().from_dict(values)
 
 

@@ -17,7 +17,7 @@ ROWS = [
     {"config"},
     {"tasks", "ops"},
     {"nn"},
-    {"interop"},
+    {"interop", "graph"},
     {"run"},
     {"train"},
     {"sweep"},

@@ -27,17 +27,22 @@ from headcode.version import __version__
 Keys = str | Sequence[int]
 
 
+def default_keys(task: Task, crossing: bool) -> Keys:
+    """Those that the task names (`Task.code_keys`); all, if its answers attend to the tokens before them alone."""
+    return "all" if crossing else task.code_keys
+
+
 def choose_pairs(task: Task, queries: Sequence[int] | None, keys: Keys | None, *, crossing: bool = False) -> np.ndarray:
     """(pair, 2) query and key positions, query by query.
 
     Args:
         queries: positions, negative ones from the end; None means those that the task names (`Task.code_queries`).
-        keys: `self` (each query's code to itself), `all`, or positions; None means `self`, and `all` with `crossing`.
+        keys: `self` (each query's code to itself), `all`, or positions; None means `default_keys`.
         crossing: the queries attend to the tokens before the answers alone (a model with `crossing_layers`).
     """
     length = task.sequence_length
     if keys is None:
-        keys = "all" if crossing else "self"
+        keys = default_keys(task, crossing)
     num_keys = range(length)[task.queries].start if crossing and task.queries is not None else length
     rows = (
         list(range(length))[task.code_queries] if queries is None else [_position("query", q, length) for q in queries]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from headcode.analysis.authors import as_authors
-from headcode.analysis.codes import Keys, capture, codes_of, layers_of
+from headcode.analysis.codes import Keys, capture, codes_of, default_keys, layers_of
 from headcode.analysis.files import Arrays
 from headcode.analysis.runs import UNTRAINED, OpenRun, Tell, check_split, open_run, tell_nobody
 from headcode.files import is_there, read_json, replace_file, temporary_folder, to_json
@@ -256,7 +256,7 @@ def _opened(
     run = open_run(path, checkpoint, inputs=inputs)
     if authors:
         return as_authors(run)
-    return run, {"keys": keys or ("all" if run.config.model.crossing_layers else "self")}
+    return run, {"keys": keys or default_keys(run.task, run.config.model.crossing_layers > 0)}
 
 
 def write_decoding(result: dict[str, Any], folder: str | Path, name: str = "decode") -> tuple[Path, Path]:

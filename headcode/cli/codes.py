@@ -34,7 +34,8 @@ class Command:
     queries: Numbers = None
     """Query positions; the tokens whose outputs are read unless given."""
     keys: Annotated[tuple[str, ...], tyro.conf.arg(metavar="self|all|N …", help_behavior_hint="(optional)")] = ()
-    """self (each query's code to itself; unless given), all (unless given with cross-attention), or key positions."""
+    """self (each query's code to itself), all, or key positions. Unless given, all with cross-attention, on graphs the
+    last step of the path, and else self."""
     checkpoint: str = "last"
     """last, best, a name such as step-500, or untrained (the weights before the first step)."""
     inputs: Literal["uniform", "fixed_context", "fixed_query"] | None = None

@@ -44,8 +44,8 @@ class Command:
     layers: Numbers = None
     """Layers, counted from 0; all unless given."""
     keys: Annotated[tuple[str, ...], tyro.conf.arg(metavar="self|all|N …", help_behavior_hint="(optional)")] = ()
-    """Whose codes count: each answering token's to itself (the default), to all keys (that of --patch), or to
-    some positions."""
+    """Whose codes count: each answering token's to itself (the default), to all keys (that of --patch, and with
+    cross-attention), or to some positions (on graphs by default the last step of the path)."""
     split: str = "compositional"
     """Where decoders are tested; they are fitted on fresh samples of the training compositions (iid)."""
     inputs: Literal["uniform", "fixed_context", "fixed_query"] | None = None

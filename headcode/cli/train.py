@@ -33,7 +33,7 @@ PROBE_SECONDS = 3.0
 GROUPS: dict[str | None, tuple[str, str, str]] = {
     None: ("of_run", "run", "How long it trains, what is evaluated and saved."),
     "task": ("of_task", "task", "What is learned, and what is held out."),
-    "model": ("of_model", "model", "The transformer and its attention."),
+    "model": ("of_model", "model", "The model and its attention."),
     "optimization": ("of_optimiser", "optimiser", "How weights are updated."),
 }
 """Section of the configuration -> attribute of the command, title in --help, explanation."""

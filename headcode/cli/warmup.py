@@ -63,6 +63,8 @@ def use_kernels(config: RunConfig, method: str) -> None:
     """Call everything that is compiled for a run: batches, one step, an evaluation, and decoding if there is any."""
     if not config.task.reads_text:
         config.task.sample("train", 0, BATCH)
+    if config.model.kind == "graph_network":  # layers on PyTorch Geometric, of which nothing is compiled ahead
+        return
     changes = {"method": method, "num_layers": 1, "cross_layers": 0, "auxiliary_dims": ()}
     if config.model.vocab_size is not None:
         changes["vocab_size"] = VOCABULARY

@@ -25,6 +25,7 @@ _CLASSES = {
     "sraven-recipe": "SRavenRecipe",
     "cross-attention": "CrossAttention",
     "language": "Language",
+    "graph-composition": "GraphComposition",
     "ambiguity": "Ambiguity",
     "scan": "ScanSplits",
 }

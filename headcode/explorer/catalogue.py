@@ -67,6 +67,8 @@ def _open(path: str | Path) -> Model:
         raise ValueError(
             f"{path} has cross_layers: its answers do not see themselves, and the explorer cannot show it."
         )
+    if run.config.model.attention_layers == 0:
+        raise ValueError(f"{path} has layers without codes, of which there is nothing to explore.")
     view = VIEWS[run.task.view]
     if reason := view.refuses(run.task):
         raise ValueError(f"{reason}; {path} is one.")

@@ -92,7 +92,7 @@ class View:
 
     def stage(self, question: Any, state: State) -> list[Piece]:
         """The question itself, with tokens to click on."""
-        cells = _token_words(question.x)
+        cells = question.task.token_words(question.x) or _token_words(question.x)
         pieces = token_strip(cells, self.names(question), state, "points", "The tokens of the instance.")
         words = question.task.as_text(question.batch, answer=state.shown)
         pieces.append(html.Pre(words, className="note"))

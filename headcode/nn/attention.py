@@ -1,9 +1,8 @@
 """`HyperAttention`: the drop-in layer."""
 
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from headcode.nn import ragged
 from headcode.nn.cache import ContextCache, FastWeightState, KeyValueCache, LayerCache, unchanged_on_error
+from headcode.nn.calls import AttentionCall, CodedLayer
 from headcode.nn.checks import (
     BACKEND_NAMES,
     check_attention_inputs,
@@ -24,36 +24,20 @@ from headcode.nn.initialisation import reset_linear, truncated_normal_
 from headcode.nn.plain import apply_together
 from headcode.nn.position import RelativeBias, alibi_band, rotate
 from headcode.ops import VALUE_NETS, attention_codes, hyper_attention, linear_attention_recurrent
-from headcode.ops.options import check_choice, check_dropout, check_flag, check_pair_terms, check_tensors, check_window
-from headcode.ops.reference import DIVISORS
+from headcode.ops.options import (
+    AttentionInputs,
+    check_call,
+    check_choice,
+    check_dropout,
+    check_flag,
+    check_pair_terms,
+    check_tensors,
+    check_window,
+)
+from headcode.ops.reference import DIVISORS, apply_codes, visible_pairs
 
 
-class AttentionCall(NamedTuple):
-    """What one call of a layer passes to the op, for observers and editors of codes."""
-
-    q: Tensor
-    k: Tensor
-    mask: Tensor | None
-    bias: Tensor | None
-    relative_bias: Tensor | None
-    causal: bool
-    norm: str
-    query_offset: int
-    """Position of the first query among the keys."""
-    window: int | None
-    """Keys so many positions away from the query, or more, are not seen."""
-    cross: bool
-    """The queries are another sequence than the keys, with positions of their own."""
-    use: int
-    """Which use of the layer in one pass this is: 0, unless a model applies it several times."""
-
-    def code_arguments(self) -> dict[str, Any]:
-        """What decides the codes beside q and k, as arguments of `hyper_attention` and `attention_codes`."""
-        names = ("mask", "bias", "relative_bias", "causal", "norm", "query_offset", "window")
-        return {name: getattr(self, name) for name in names}
-
-
-class HyperAttention(nn.Module):
+class HyperAttention(nn.Module, CodedLayer):
     """Multi-head attention whose codes configure a value network per (query, key) pair.
 
         z[q,k] = norm_h(q[h]·k[h] / sqrt(Dk) + position bias)                       the code, H numbers
@@ -159,10 +143,7 @@ class HyperAttention(nn.Module):
             self.relative_bias = RelativeBias(num_heads, num_buckets)
         self.query_norm = nn.RMSNorm(qk_dim // num_heads, eps=1e-6) if qk_norm else None
         self.key_norm = nn.RMSNorm(qk_dim // num_heads, eps=1e-6) if qk_norm else None
-        self.observers: list[Callable[[AttentionCall], None]] = []
-        """Called with every AttentionCall; `capture_codes` puts its own here."""
-        self.editor: Callable[[AttentionCall, Tensor], Tensor] | None = None
-        """Takes the place of the op, with the AttentionCall and the values; `edit_codes` puts its own here."""
+        self.observers, self.editor = [], None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -258,11 +239,6 @@ class HyperAttention(nn.Module):
         out = self.output_proj(out.transpose(1, 2).flatten(2))
         return (out, attention_codes(q, k, **call.code_arguments())) if return_codes else out
 
-    def shared_by_heads(self, t: Tensor, axis: int) -> Tensor:
-        """Keys, values or weights of every head of queries, from those of every head of keys and values."""
-        group = self.num_heads // self.num_kv_heads
-        return t if group == 1 else t.repeat_interleave(group, axis)
-
     def _heads(
         self,
         query: Tensor,
@@ -315,6 +291,21 @@ class HyperAttention(nn.Module):
             middle=self.middle_layer(v.dtype),
             backend=self.backend,
         )
+
+    def apply_codes(self, call: AttentionCall, codes: Tensor, v: Tensor) -> Tensor:
+        """The op's result with these codes in place of the call's own, by the readable reference."""
+        inputs, options = check_call(
+            AttentionInputs(call.q, call.k, v, call.mask, middle=self.middle_layer(v.dtype)),
+            causal=call.causal,
+            value_net=self.value_net,
+            pooling=self.pooling,
+            query_offset=call.query_offset,
+            window=call.window,
+        )
+        visible = visible_pairs(inputs, options)
+        inputs = inputs.to(codes.dtype)
+        pooled = apply_codes(codes, inputs.v, options.value_net, options.pooling, visible, inputs.middle)
+        return pooled.to(v.dtype)
 
     def middle_layer(self, dtype: torch.dtype) -> Tensor | None:
         """Each head's part of the generated middle layer (H, Dv, Dv+1), the last column its bias; None without one."""

@@ -36,6 +36,8 @@ class ModelConfig(Config):
 
     kind: ClassVar[str] = "transformer"
     """The word for this kind of model; see `headcode.nn.models`."""
+    poolings: ClassVar[tuple[str, ...]] = POOLINGS
+    """What `pooling` can be."""
 
     input_dim: int | None = None
     """Width of continuous inputs; give this or vocab_size."""
@@ -119,7 +121,7 @@ class ModelConfig(Config):
             )
         check_experts(self.num_experts, self.experts_per_token)
         norm, value_net = resolve_method(self.method, self.norm, self.value_net)
-        check_choice("pooling", self.pooling, POOLINGS)
+        check_choice("pooling", self.pooling, self.poolings)
         check_choice("feedforward", self.feedforward, FEEDFORWARDS)
         check_choice("position", self.position, POSITIONS)
         if self.position_period is not None and not self.learns_positions:
@@ -201,6 +203,12 @@ class ModelConfig(Config):
     def code_positions(self, layer: int) -> tuple[slice, slice]:
         """Where in the input the queries and the keys of a layer stand."""
         return slice(None), slice(None)
+
+    def forward_flops(self, length: int, queries: slice | None = None) -> int:
+        """FLOPs of a forward pass over one instance of `length` tokens; see `headcode.nn.flops`."""
+        from headcode.nn.flops import transformer_flops
+
+        return transformer_flops(self, length, queries)
 
     @property
     def logit_divisor(self) -> float:

@@ -5,11 +5,8 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from headcode.nn.attention import AttentionCall, HyperAttention
+from headcode.nn.calls import CodedCall, CodedLayer
 from headcode.nn.capture import find_attentions, layer_numbers
-from headcode.ops import attention_codes
-from headcode.ops.options import AttentionInputs, check_call
-from headcode.ops.reference import apply_codes, visible_pairs
 
 Edit = Callable[[int, Tensor], Tensor]
 
@@ -18,9 +15,9 @@ Edit = Callable[[int, Tensor], Tensor]
 def edit_codes(model: nn.Module, edit: Edit, *, layers: int | Sequence[int] | None = None) -> Iterator[None]:
     """Inside the `with`, chosen layers use the codes that `edit(layer, codes)` returns.
 
-    The codes are (B, H, Tq, Tk), before dropout (an edited layer has none); a layer that computes only some queries
-    shows those. Differentiable. Edited layers run the readable reference, whatever their backend. `capture_codes`
-    still gives the codes before the edit.
+    The codes are (B, H, Tq, Tk), or (edges, H) of a HyperConv, before dropout (an edited layer has none); a layer that
+    computes only some queries shows those. Differentiable. Edited layers run the readable reference, whatever their
+    backend. `capture_codes` still gives the codes before the edit.
 
     Example:
         >>> import torch
@@ -50,29 +47,18 @@ def edit_codes(model: nn.Module, edit: Edit, *, layers: int | Sequence[int] | No
 
 
 class _Editor:
-    """Replaces the op in one attention module, which several layers may share."""
+    """Replaces codes in one layer, which a model may use several times."""
 
-    def __init__(self, attention: HyperAttention, numbers: list[int], wanted: set[int], edit: Edit) -> None:
+    def __init__(self, attention: CodedLayer, numbers: list[int], wanted: set[int], edit: Edit) -> None:
         self.attention, self.numbers, self.wanted, self.edit = attention, numbers, wanted, edit
 
-    def __call__(self, call: AttentionCall, v: Tensor) -> Tensor:
+    def __call__(self, call: CodedCall, v: Tensor) -> Tensor:
         layer = self.numbers[call.use]
-        codes = attention_codes(call.q, call.k, **call.code_arguments())
+        codes = call.codes()
         if layer in self.wanted:
             edited = self.edit(layer, codes)
             if not isinstance(edited, Tensor) or edited.shape != codes.shape:
                 given = tuple(edited.shape) if isinstance(edited, Tensor) else type(edited).__name__
                 raise ValueError(f"An edit must return codes of shape {tuple(codes.shape)}, got {given}.")
             codes = edited
-        inputs, options = check_call(
-            AttentionInputs(call.q, call.k, v, call.mask, middle=self.attention.middle_layer(v.dtype)),
-            causal=call.causal,
-            value_net=self.attention.value_net,
-            pooling=self.attention.pooling,
-            query_offset=call.query_offset,
-            window=call.window,
-        )
-        visible = visible_pairs(inputs, options)
-        inputs = inputs.to(codes.dtype)
-        pooled = apply_codes(codes, inputs.v, options.value_net, options.pooling, visible, inputs.middle)
-        return pooled.to(v.dtype)
+        return self.attention.apply_codes(call, codes, v)

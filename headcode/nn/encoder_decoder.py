@@ -79,6 +79,12 @@ class EncoderDecoderConfig(ModelConfig):
         crossing = blocks * (self.attention_parameters() + 2 * self.dim)
         return self.encoder.num_parameters + self.decoder.num_parameters + crossing
 
+    def forward_flops(self, length: int, queries: slice | None = None) -> int:
+        """FLOPs of one source and what remains of `length` tokens as its target, all of whose outputs are computed."""
+        from headcode.nn.flops import encoder_decoder_flops
+
+        return encoder_decoder_flops(self, length)
+
     @property
     def attention_layers(self) -> int:
         return self.num_layers + 2 * self.decoder_layers

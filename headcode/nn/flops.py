@@ -3,21 +3,28 @@
 Norms, activations, biases and softmax are left out, as is usual. A causal model is charged for the pairs it sees.
 """
 
+from typing import TYPE_CHECKING
+
 from headcode.nn.checks import check_answers, resolve_method
 from headcode.nn.config import ModelConfig
-from headcode.nn.encoder_decoder import EncoderDecoderConfig
 from headcode.ops import VALUE_NETS
 from headcode.ops.recurrent import CHUNK
 from headcode.ops.registry import ValueNet
 
+if TYPE_CHECKING:
+    from headcode.nn.encoder_decoder import EncoderDecoderConfig
+
 
 def forward_flops(config: ModelConfig, length: int, queries: slice | None = None) -> int:
-    """FLOPs of one sequence of `length` tokens; with `queries`, the last block computes only those outputs.
+    """FLOPs of one instance of `length` tokens, of a model of any kind; with `queries`, of those outputs alone."""
+    return config.forward_flops(length, queries)
+
+
+def transformer_flops(config: ModelConfig, length: int, queries: slice | None = None) -> int:
+    """Those of one sequence; with `queries`, the last block computes only these outputs.
 
     With `cross_layers` the first layers see the context alone, and the last ones read it for the answers alone.
     """
-    if isinstance(config, EncoderDecoderConfig):
-        return _encoder_decoder_flops(config, length)
     value_dim = _value_dim(config)
     feedforward = {"gelu": 2, "swiglu": 3}[config.feedforward] * config.dim * config.mlp_dim
     if config.num_experts > 1:
@@ -60,13 +67,13 @@ def _pair_products(config: ModelConfig) -> int:
     return total
 
 
-def _encoder_decoder_flops(config: EncoderDecoderConfig, length: int) -> int:
+def encoder_decoder_flops(config: "EncoderDecoderConfig", length: int) -> int:
     """The encoder without logits, the decoder, and its cross-attention."""
     source, target = config.source_length, length - config.source_length
     crossing = source * config.dim * (config.qk_dim + _value_dim(config)) + target * source * _pair_products(config)
     crossing += target * config.dim * (config.qk_dim + config.v_dim)
-    encoder = forward_flops(config.encoder, source) - 2 * source * config.dim * (config.vocab_size or 0)
-    return encoder + forward_flops(config.decoder, target) + 2 * config.decoder_layers * crossing
+    encoder = transformer_flops(config.encoder, source) - 2 * source * config.dim * (config.vocab_size or 0)
+    return encoder + transformer_flops(config.decoder, target) + 2 * config.decoder_layers * crossing
 
 
 def _recurrent_products(config: ModelConfig, length: int) -> int:

@@ -1,4 +1,5 @@
-"""The tasks: fuzzy logic, SRAVEN and SCAN, which measure compositional generalisation, and language modelling."""
+"""The tasks: fuzzy logic, SRAVEN, SCAN and relations in graphs, which measure compositional generalisation, and
+language modelling."""
 
 import importlib.metadata
 import warnings
@@ -8,11 +9,12 @@ from headcode.tasks.base import AuxiliaryTarget, Batch, Flag, Labels, Task, add_
 from headcode.tasks.datasets import TaskDataset, TaskStream
 from headcode.tasks.fuzzy_logic import FuzzyLogic
 from headcode.tasks.language import LanguageModelling
+from headcode.tasks.relations import Relations
 from headcode.tasks.scan import Scan
 from headcode.tasks.sraven import SRaven
 from headcode.tasks.sraven_rules import RULE_NAMES
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (SRaven, FuzzyLogic, LanguageModelling, Scan)}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (SRaven, FuzzyLogic, LanguageModelling, Scan, Relations)}
 """All tasks by name, the one first that commands show unless told otherwise. A package adds its own by an entry point
 in the group `headcode.tasks`, as docs/extend.md shows."""
 
@@ -32,6 +34,7 @@ __all__ = [
     "FuzzyLogic",
     "Labels",
     "LanguageModelling",
+    "Relations",
     "SRaven",
     "Scan",
     "Task",

@@ -128,6 +128,8 @@ class Task(Config):
     """`score` takes the outputs as the model gives them and sums the loss itself: for outputs too large to copy."""
     model_kind: ClassVar[str] = "transformer"
     """The kind of model that reads the task's instances: a name in `headcode.nn.models.MODELS`."""
+    code_keys: ClassVar[str | tuple[int, ...]] = "self"
+    """The keys whose codes are captured and decoded unless the user says otherwise: `self`, `all` or positions."""
 
     seed: int = 0
 
@@ -320,6 +322,10 @@ class Task(Config):
         and if the donor's answer is copied.
         """
         raise ValueError(f"The task {self.name} names no pairs of instances that could exchange their codes.")
+
+    def token_words(self, x: np.ndarray) -> list[str] | None:
+        """The tokens of one instance in few letters, for the explorer; None shows their numbers."""
+        return None
 
     def as_text(self, batch: Batch, answer: bool = False, colour: bool = False) -> str:
         """The first instance of a batch for the terminal."""

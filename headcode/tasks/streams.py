@@ -26,7 +26,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-STREAMS = {"train": 1, "iid": 2, "compositional": 3, "novel": 4, "parts": 5, "split": 6, "fixed": 7, "variants": 8}
+STREAMS = {
+    "train": 1,
+    "iid": 2,
+    "compositional": 3,
+    "novel": 4,
+    "parts": 5,
+    "split": 6,
+    "fixed": 7,
+    "variants": 8,
+    "longer": 9,
+}
 MAX_ID = 2**8 - 1
 MAX_BOUND = 2**32 - 1
 MAX_SEED = 2**64 - 1

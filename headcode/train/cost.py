@@ -5,21 +5,20 @@ import time
 import torch
 import torch.nn.functional as F
 
-from headcode.nn import forward_flops
 from headcode.run import RunConfig
 from headcode.train.evaluate import evaluation_splits
 
 
 def step_flops(config: RunConfig) -> int:
     """FLOPs of one training step: the forward pass, and twice as much backward."""
-    return 3 * config.batch_size * forward_flops(config.model, config.task.sequence_length, config.task.queries)
+    return 3 * config.batch_size * config.model.forward_flops(config.task.sequence_length, config.task.queries)
 
 
 def run_flops(config: RunConfig) -> int:
     """FLOPs of a whole run: its training steps, and the forward passes of its evaluations."""
     often = -(-config.steps // config.eval_every) if config.eval_every else 1
     evaluated = often * config.eval_size * len(evaluation_splits(config.task))
-    forward = forward_flops(config.model, config.task.sequence_length, config.task.queries)
+    forward = config.model.forward_flops(config.task.sequence_length, config.task.queries)
     return config.steps * step_flops(config) + evaluated * forward
 
 

@@ -107,7 +107,7 @@ class Learner:
         finally:
             self.model.train()
             if self.sharded:
-                self.model.reshard()
+                self.model.reshard()  # a forward pass alone leaves the outer weights unsharded
             if weights is not None:
                 self._set_weights(weights)
 
