@@ -202,7 +202,7 @@ def test_the_config_is_strict_json():
     assert model_config(json.loads(config.to_json())) == config
     with pytest.raises(ValueError, match="EncoderDecoderConfig has no field 'depth'"):
         model_config({**config.to_dict(), "depth": 3})
-    with pytest.raises(ValueError, match="kind must be one of transformer, encoder_decoder, got 'lstm'"):
+    with pytest.raises(ValueError, match="kind must be one of transformer, encoder_decoder, graph_network, got 'lstm'"):
         model_config({**config.to_dict(), "kind": "lstm"})
 
 
