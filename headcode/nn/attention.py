@@ -23,7 +23,7 @@ from headcode.nn.checks import (
 from headcode.nn.initialisation import reset_linear, truncated_normal_
 from headcode.nn.plain import apply_together
 from headcode.nn.position import RelativeBias, alibi_band, rotate
-from headcode.ops import VALUE_NETS, attention_codes, hyper_attention, linear_attention_recurrent
+from headcode.ops import VALUE_NETS, hyper_attention, linear_attention_recurrent
 from headcode.ops.options import (
     AttentionInputs,
     check_call,
@@ -237,7 +237,7 @@ class HyperAttention(nn.Module, CodedLayer):
                     observer(call)
                 out = self._attend(call, v, dropout_seed) if self.editor is None else self.editor(call, v)
         out = self.output_proj(out.transpose(1, 2).flatten(2))
-        return (out, attention_codes(q, k, **call.code_arguments())) if return_codes else out
+        return (out, call.codes()) if return_codes else out
 
     def _heads(
         self,
