@@ -34,7 +34,7 @@ SAID = [
     (["codes", "x", "--layers", "0", "one"], "must be several values, each a whole number, or None, got '0 one'."),
     (["puzzle", "sravn"], "task must be one of sraven, logic, scan, graph, got 'sravn'."),
     (["puzzle", "--instance", "one"], "--instance must be a whole number, got 'one'."),
-    (["bench", "lmm"], "no measurement called 'lmm'; did you mean 'lm'? Choose one of: ops, scale, widths, train, lm, "),
+    (["bench", "lmm"], "no measurement called 'lmm'; did you mean 'lm'? Choose one of: ops, scale, widths, train, "),
     (["reproduce", "head"], "There is no experiment 'head'; did you mean 'heads'? The experiments are: "),
     (["sweep", "logic", "--set", "metod=hyla"], "A logic run has no field 'metod'; did you mean 'method'? It has: "),
     (["sweep", "logic", "--set", "steps=abc"], "steps must be a whole number, got 'abc'."),

@@ -107,7 +107,7 @@ def test_labels_of_plots_show_tokens_as_they_are(attacked):
     }
     for row, text in pairs.items():
         query, key = divmod(row, len(hostile_names.TOKENS))
-        assert html.unescape(text) == f"{hostile_names.TOKENS[query]} → {hostile_names.TOKENS[key]}"
+        assert html.unescape(text) == f"{names[query]} → {names[key]}"
     own = {"%{customdata}<br>head %{y}: %{z:.3f}<extra></extra>"}
     for figure in (figures[3], sheet, codes, figures[9]):
         for text in strings(figure):
