@@ -93,7 +93,7 @@ class HyperConv(MessagePassing, CodedLayer):
         self.dim, self.context_dim, self.value_dim, self.v_dim = dim, context_dim, context_dim, v_dim
         self.num_heads = self.num_kv_heads = num_heads
         self.norm, self.value_net, self.dropout = norm, value_net, dropout
-        pooled = v_dim * (1 if isinstance(pooling, (str, Aggregation)) else len(pooling))
+        self.num_poolings = 1 if isinstance(pooling, (str, Aggregation)) else len(pooling)
 
         net = VALUE_NETS[value_net]
         value_width = 2 * v_dim if net.gated else v_dim
@@ -104,7 +104,7 @@ class HyperConv(MessagePassing, CodedLayer):
         self.edge_value_proj = None
         if edge_dim is not None and edge_values:
             self.edge_value_proj = nn.Linear(edge_dim, value_width, bias=False)
-        self.output_proj = nn.Linear(pooled, dim, bias=bias)
+        self.output_proj = nn.Linear(v_dim * self.num_poolings, dim, bias=bias)
         width = v_dim // num_heads
         shape = (num_heads, width, width)
         self.register_parameter("middle_weight", nn.Parameter(torch.empty(shape)) if net.middle else None)

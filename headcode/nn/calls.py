@@ -34,6 +34,8 @@ class CodedLayer:
     value_dim: int
     """Width of what the value projection reads of a key."""
     v_dim: int
+    num_poolings: int = 1
+    """How many ways of pooling the output projection reads side by side."""
     norm: str
     value_net: str
     value_proj: nn.Linear
