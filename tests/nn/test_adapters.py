@@ -33,7 +33,16 @@ def attended(layer, x):
     q, k, v = (
         p(x).unflatten(2, (layer.num_heads, -1)).transpose(1, 2) for p in layer.children() if p is not layer.output_proj
     )
-    out = hyper_attention(q, k, v, norm=layer.norm, value_net=layer.value_net, causal=layer.causal, backend="reference")
+    out = hyper_attention(
+        q,
+        k,
+        v,
+        norm=layer.norm,
+        value_net=layer.value_net,
+        causal=layer.causal,
+        pooling=layer.pooling,
+        backend="reference",
+    )
     return layer.output_proj(out.transpose(1, 2).flatten(2))
 
 
@@ -155,7 +164,8 @@ def test_codes_of_adapted_queries_and_keys(method):
 def test_generated_networks_of_changed_projections(change, method):
     """The networks, applied and summed, are the layer, whatever its value and output projections are."""
     torch.manual_seed(0)
-    layer, x = HyperAttention(12, 3, method=method).double().eval(), torch.randn(2, 7, 12, dtype=torch.float64)
+    layer = HyperAttention(12, 3, method=method, pooling="sum").double().eval()
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
     for part in ("value_proj", "output_proj"):
         setattr(layer, part, change(getattr(layer, part)).double().eval())
     with torch.no_grad(), capture_codes(layer) as codes:
