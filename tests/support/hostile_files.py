@@ -1,6 +1,7 @@
 """Hostile files, made from good ones by a seeded hand, and commands run on them under a watch."""
 
 import contextlib
+import copy
 import hashlib
 import io
 import json
@@ -242,15 +243,20 @@ def _spoil_json(path: Path, rng: random.Random) -> str:
         if action == "remove":
             holder.pop(key)
         elif action == "add" and isinstance(holder, dict):
-            holder[rng.choice(["extra", "", "\x1b[2J", "x" * 5000])] = rng.choice(VALUES)
+            holder[rng.choice(["extra", "", "\x1b[2J", "x" * 5000])] = _value(rng)
         else:
-            holder[key] = f"@{rng.randrange(len(WORDS))}@" if action == "word" else rng.choice(VALUES)
+            holder[key] = f"@{rng.randrange(len(WORDS))}@" if action == "word" else _value(rng)
         changes.append(f"{action} {key!r:.40}")
     text = "".join(json.dumps(value) + "\n" for value in values) if lines else json.dumps(values, indent=1)
     for number, word in enumerate(WORDS):
         text = text.replace(f'"@{number}@"', word)
     path.write_text(text)
     return ", ".join(changes)
+
+
+def _value(rng: random.Random) -> object:
+    """A copy of one of VALUES: the dict itself, put into a file twice, could come to hold itself."""
+    return copy.deepcopy(rng.choice(VALUES))
 
 
 def _places(value: object) -> list[tuple[dict | list, object]]:
