@@ -102,7 +102,7 @@ def test_values_with_commas_and_words_of_python(folder, condition, kept):
 
 
 def test_mistakes_in_conditions():
-    with pytest.raises(ValueError, match="no column 'metod'; there are: name, hash"):
+    with pytest.raises(ValueError, match=r"no column 'metod'; did you mean 'method'\? There are: name, hash"):
         select(ROWS, ["metod=hyla"])
     with pytest.raises(ValueError, match="A condition reads like"):
         select(ROWS, ["method"])
